@@ -80,10 +80,10 @@ def is_rounding(
     Args:
         model: the target.
         inputs: the prompts, from `uag.loading.encode`.
-        plain_ids: plain decoding's output, [batch, num_steps].
-        difference: between plain decoding's output and the arm's.
-        temperature: of the sampling; 0 for greedy.
-        seed: what `torch.manual_seed` was called with before the sampling.
+        plain_ids: [batch, num_steps].
+        difference: between `plain_ids` and the arm's output.
+        temperature: 0 for greedy.
+        seed: of the sampling.
     """
     plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
     if plain_id is None or arm_id is None:

@@ -47,8 +47,3 @@ def begin(target: str | None, *drafts: str | None) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def print_json(value: dict[str, Any]) -> None:
-    """Print one object, in color on a terminal."""
-    console.print_json(data=value)

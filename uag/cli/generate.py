@@ -54,7 +54,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     result = bench.complete(pair, assistant, text, **options, is_chat=is_chat, prediction=expected, streams=not as_json)
     if as_json:
-        common.print_json(result.to_dict())
+        common.console.print_json(data=result.to_dict())
     common.report(str(result.stats))  # silenced by --json
     return None
 

@@ -40,7 +40,7 @@ def demo(
     common.report(f"measuring {', '.join(DEMO_ARM_NAMES)}")
     result = run_demo(pair, options, num_prompts=num_prompts)
     if as_json:
-        common.print_json(result.to_dict(pair))
+        common.console.print_json(data=result.to_dict(pair))
     else:
         common.show(colored(result.showcase).append("\n"))
         title = f"{max_new_tokens} new tokens, greedy, arms interleaved"
@@ -83,7 +83,7 @@ def doctor(
     chosen = _choose(prompts, num_prompts)
     ranking = library.rank(target, drafts, chosen, options, dtype=dtype, device=device)
     if as_json:
-        common.print_json(ranking.to_dict() | {"products": kernel.describe()})
+        common.console.print_json(data=ranking.to_dict() | {"products": kernel.describe()})
         return
     common.show(ranking.verdict, style="bold")
     without_draft = [ranking.without_draft] if ranking.without_draft is not None else []

@@ -80,12 +80,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of one round.
-
-    Attributes:
-        rows: batch indices of the participating rows.
-        by_row: the candidates of each of these rows.
-    """
+    """The candidates of one round: the batch indices of the participating rows, and the candidates of each."""
 
     rows: Sequence[int]
     by_row: Sequence[list[Proposal]]
@@ -98,13 +93,9 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one round.
+    """The result of one round: the numbers of tokens that each row gained, and of candidates among them.
 
-    Attributes:
-        candidates: the candidates of the round.
-        num_written: number of tokens that each row gained: its accepted candidates and the target's own token.
-        num_accepted: number of accepted candidates of each row.
-        is_first: whether the pass also read the prompt.
+    `is_first` is whether the pass also read the prompt.
     """
 
     candidates: Candidates

@@ -33,12 +33,8 @@ from uag.stats import Stats
 def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats, assumed: str = "") -> Any:
     """Run one call and return what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`.
 
-    Args:
-        call: the call.
-        drafter: the source of candidates; None for plain decoding.
-        lookahead: decides how many candidates are drafted, and learns from the call.
-        stats: updated with the call's statistics.
-        assumed: an assumption about the pair, recorded as a fall-back if candidates are drafted.
+    Without a drafter, the call is decoded plainly. `lookahead` and `stats` are updated; an assumption about the pair
+    (`assumed`) is recorded as a fall-back if candidates are drafted.
     """
     if call.fixed_width is None and not call.ranks.broadcast(drafter is not None):
         return decode_plainly(call, stats)

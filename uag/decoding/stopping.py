@@ -15,10 +15,7 @@ _KNOWN = (MaxLengthCriteria, EosTokenCriteria, StopStringCriteria, MaxTimeCriter
 
 
 class Stopping:
-    """The criteria of one call, grouped by what they need.
-
-    Args:
-        criteria: the criteria that transformers prepared.
+    """The criteria that transformers prepared for one call, grouped by what they need.
 
     Attributes:
         max_length: number of ids, prompt included, at which a row ends; None without a limit.

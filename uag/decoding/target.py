@@ -213,7 +213,7 @@ class Target:
             inputs[_ROUTER] = False  # they serve a training loss, which expects the whole text or a single token
         self._outputs = None  # a long prompt's logits must not take memory during the next pass
         is_compiled = self._is_compiled and not self._is_first
-        forward = passes.compiled_forward(self.model, self.config) if is_compiled else self.model
+        forward = self.model.get_compiled_call(self.config.compile_config) if is_compiled else self.model
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
         is_padded = self.limits.is_padded and not self._is_first

@@ -115,7 +115,6 @@ class Drafter:
 
         Encoder-decoder targets pass `source_ids`, the target ids of each row's encoder input.
         """
-        ...
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return one list of `Proposal` for each row: at most `ask.limits[row]`, free ones up to `ask.budgets[row]`.
@@ -131,12 +130,9 @@ class Drafter:
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Update a row with the target's output of this round: the accepted candidates and its tokens after them."""
-        ...
 
-    def finish(self, outputs: Sequence[Sequence[int]]) -> None:  # noqa: ARG002 - most sources have seen them
+    def finish(self, outputs: Sequence[Sequence[int]]) -> None:
         """Receive each row's complete output at the end of a successful call."""
-        return
 
     def release(self) -> None:
         """Drop all sequences and free the memory."""
-        ...

@@ -48,9 +48,6 @@ class AcceptanceRates:
 class FreeSource(Drafter, ABC):
     """A source whose candidates for a row can be inspected before they are proposed; `FreeFirst` makes it a drafter.
 
-    Args:
-        rates: acceptance rates, learned over all calls.
-
     Attributes:
         max_proposed: maximum number of candidates. Increase to save passes in long correct texts; decrease to narrow
             passes whose candidates are rejected early.

@@ -24,12 +24,7 @@ _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 class GgufFile:
     """A GGUF file whose metadata and vocabulary are loaded.
 
-    Attributes:
-        path: the file.
-        vocabulary: llama.cpp's pointer to the vocabulary, valid while this object lives.
-
-    Raises:
-        UnsupportedError: llama.cpp cannot read the file, or is not installed.
+    `vocabulary` is llama.cpp's pointer, valid while this object lives.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +62,7 @@ class GgufFile:
         return int(self._llama.llama_vocab_n_tokens(self.vocabulary))
 
     def weights(self, gpu_layers: int = 0) -> "Weights":
-        """Return the weights, shared by everything that uses them at the same time; raises as `Weights`."""
+        """Return the weights, shared by everything that uses them at the same time."""
         with _lock:
             weights = self._weights.get(gpu_layers)
             if weights is None:
@@ -78,15 +73,7 @@ class GgufFile:
 class Weights:
     """The weights of a file, memory-mapped, for any number of caches; `gpu_layers` (-1: all) are kept on a GPU.
 
-    Attributes:
-        pointer: llama.cpp's pointer to the model.
-        vocab_size: entries of the head.
-        num_bytes: size of the weights.
-        max_positions: positions that the model was trained with.
-        has_states: whether it keeps states beside or instead of keys and values (Mamba, LFM2, Qwen3.5).
-
-    Raises:
-        UnsupportedError: llama.cpp cannot load the weights.
+    `has_states` is whether the model keeps states beside or instead of keys and values (Mamba, LFM2, Qwen3.5).
     """
 
     def __init__(self, file: GgufFile, gpu_layers: int) -> None:
@@ -121,7 +108,7 @@ def read_file(path: Path) -> GgufFile:
 
     Raises:
         LoadingError: there is no such file.
-        UnsupportedError: see `GgufFile`.
+        UnsupportedError: llama.cpp cannot read the file, or is not installed.
     """
     if not path.is_file():
         raise LoadingError(f"There is no GGUF file {str(path)!r}.")

@@ -56,11 +56,6 @@ def compile_config() -> CompileConfig:
     return config
 
 
-def compiled_forward(model: Any, config: Any) -> Any:
-    """Return the compiled forward that `generate` runs passes after the prompt in."""
-    return model.get_compiled_call(config.compile_config)
-
-
 _MOST_GRAPHS = 64
 """Graphs that PyTorch may keep for one function, which all models and widths share. Increase to compile more models and
 batch sizes in one process; decrease to stop compiling sooner when shapes keep changing."""

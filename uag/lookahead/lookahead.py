@@ -135,8 +135,7 @@ class Lookahead:
     def plan(self, num_rows: int | None = None) -> int:
         """Return the maximum number of candidates for this round; 0 for plain decoding.
 
-        Args:
-            num_rows: rows that are active now, if not all rows of the call; costs depend on it.
+        `num_rows` are active now, if not all rows of the call; costs depend on it.
         """
         if num_rows is not None and (num_rows - 1).bit_length() != self._num_doublings:
             self._set_rows(num_rows)

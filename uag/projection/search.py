@@ -70,9 +70,8 @@ class Tally:
     """The closed masses of one search; `num_targets` is the size of the target's tokenizer.
 
     Attributes:
-        is_weighed: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
+        is_plain: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
         closed: maps a target token to the mass of continuations that begin with it.
-        best_score: the best score of a closed mass.
         visits: the nodes that were expanded.
         root_mass: mass of all continuations that agree with the committed text.
         log_normalizer: logsumexp of the logits at the root.
@@ -80,20 +79,13 @@ class Tally:
 
     def __init__(self, scoring: Scoring, num_targets: int) -> None:
         self.scoring = scoring
-        self.is_weighed = scoring.is_linear and scoring.vocab_size >= num_targets
+        self.is_plain = scoring.is_plain and scoring.vocab_size >= num_targets
         self.closed: dict[int, float] = {}
         self.best_score = 0.0
         self.visits: list[Visit] = []
         self.root_mass = 1.0
         self.log_normalizer = 0.0
         self._leading: int | None = None
-        self._largest_power = scoring.largest_power
-
-    def visit(self, mass: float) -> Visit:
-        """Start counting the mass of one node."""
-        visit = Visit(mass)
-        self.visits.append(visit)
-        return visit
 
     def add(self, target_id: int, mass: float, visit: Visit) -> None:
         """Add mass of continuations that begin with a target token."""
@@ -101,12 +93,7 @@ class Tally:
             return
         total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
         visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
-        if not self.is_weighed:
-            score = self.scoring.score(target_id, total, self.log_normalizer)
-        elif total * self._largest_power > self.best_score:
-            score = total * self.scoring.power(target_id)
-        else:
-            return
+        score = self.scoring.score(target_id, total, self.log_normalizer)
         if score > self.best_score:
             self.best_score, self._leading = score, target_id
 
@@ -118,8 +105,7 @@ class Tally:
     def decide(self) -> Proposal | None:
         """Return the target token with the best score, or None."""
         # Scores only grow, so the token that led last has the best score.
-        is_known = self.is_weighed and self.scoring.is_plain
-        target_id = self._leading if is_known else self.scoring.choose(self.closed, self.log_normalizer)
+        target_id = self._leading if self.is_plain else self.scoring.choose(self.closed, self.log_normalizer)
         if target_id is None:
             return None
         mass = sum(visit.share(target_id) for visit in self.visits)
@@ -146,7 +132,6 @@ class BestFirst:
         self.size = len(row.text)
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
         self.tally = Tally(scoring, len(self.maps.target_bytes))
-        self.guesses = self.tally.is_weighed and scoring.is_plain
         # A heap of open continuations, keyed by the negative of the score that each is expected to reach.
         self.open: list[tuple[float, int, OpenChild]] = []
         self.ties = count()
@@ -200,8 +185,8 @@ class BestFirst:
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children at a boundary that both tokenizers share, where the maps have the answer."""
-        visit = self.tally.visit(mass)
-        reader, maps = self.reader, self.maps
+        visit, reader, maps = Visit(mass), self.reader, self.maps
+        self.tally.visits.append(visit)
         ids = likeliest(self.scoring, probs, reader, _SUPPORT)
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
         for first, child_mass in zip(reader[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
@@ -260,7 +245,7 @@ class BestFirst:
                 self.tally.add(self.reader.of_text(reading.over), child_mass, visit)
         closed.sort(reverse=True)  # those that the noise may favor are encoded first
         for most, child_mass, text, longest in closed:
-            is_encoded = not self.guesses or most >= _WORTH_ENCODING * self.tally.best_score
+            is_encoded = not self.tally.is_plain or most >= _WORTH_ENCODING * self.tally.best_score
             self.tally.add(self.reader.of_text(text) if is_encoded else longest, child_mass, visit)
         for draft_id, child_mass, text in still_open:
             self._push_open(node, draft_id, child_mass, text, visit)

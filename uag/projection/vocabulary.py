@@ -28,10 +28,7 @@ class Neighbors(NamedTuple):
 
 
 class SortedBytes:
-    """The byte strings of a vocabulary in byte order, so that a byte prefix is a range.
-
-    Args:
-        token_bytes: the bytes of each id; None and empty strings are skipped.
+    """The byte strings of a vocabulary in byte order, so that a byte prefix is a range; ids without bytes are skipped.
 
     Attributes:
         texts: the byte strings in order.

@@ -34,13 +34,9 @@ _holders: "dict[torch.Generator, NoiseTape]" = {}
 
 
 class NoiseTape:
-    """The draws that plain sampling would make, kept until every row has used them.
+    """The draws that plain sampling would make from the caller's generator, kept until every row has used them.
 
-    Args:
-        batch_size: number of rows; plain sampling draws for all of them at every step, finished or not.
-        vocab_size: size of the target's head.
-        device: device of the target's scores.
-        generator: the caller's generator.
+    Plain sampling draws for all rows at every step, finished or not.
     """
 
     def __init__(self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator) -> None:

@@ -12,11 +12,7 @@ from uag.proposal import Warpers
 
 
 class DraftRules:
-    """The stateless options of the target's processors, for the draft.
-
-    Args:
-        processors: the prepared logits processors of the call.
-    """
+    """The stateless options of a call's prepared logits processors, for the draft."""
 
     def __init__(self, processors: Sequence[Any]) -> None:
         values: dict[str, Any] = {}

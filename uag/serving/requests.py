@@ -60,10 +60,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 class RequestCheck:
     """Finds out why a request is invalid.
 
-    Args:
-        tokenizer: the target's tokenizer.
-        processor: what transformers' server tokenizes conversations with: a tokenizer, or a processor of other media.
-        max_prompt_tokens: prompts with more tokens are refused.
+    `processor` is what transformers' server tokenizes conversations with: a tokenizer, or a processor of other media.
     """
 
     def __init__(self, tokenizer: Any, processor: Any, max_prompt_tokens: int) -> None:

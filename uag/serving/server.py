@@ -177,11 +177,7 @@ class Server:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket for an address.
-
-    Raises:
-        OptionError: another program uses the port, or this machine does not have the address.
-    """
+    """Return a socket for an address, or refuse one that another program uses or that this machine does not have."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     if sys.platform != "win32":  # there, the option would allow two servers on one port
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

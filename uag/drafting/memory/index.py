@@ -37,8 +37,7 @@ _FACTORS = [pow(0x9E3779B97F4A7C15, place, 1 << 64) for place in range(1, NUM_LA
 class NgramIndex:
     """Finds where the last ids of a text occurred before.
 
-    Args:
-        size: number of slots of the ring; the index takes 4 + 8 * len(LENGTHS) = 28 bytes for each, as they are used.
+    For each of the `size` slots of the ring, it takes 4 + 8 * len(LENGTHS) = 28 bytes, as they are used.
     """
 
     def __init__(self, size: int) -> None:

@@ -175,11 +175,7 @@ class Memory:
 
 
 def as_memory(value: Any) -> Memory | None:
-    """Return the memory of an assistant's option: a memory, True for a new one, or False.
-
-    Raises:
-        OptionError: the value is anything else.
-    """
+    """Return the memory for an option (a memory, True for a new one, False), or raise an `OptionError`."""
     if isinstance(value, Memory):
         return value
     if not isinstance(value, bool):

@@ -11,10 +11,7 @@ from uag.projection import DraftRow, Node, Projection, Scoring, Search, forget_b
 class CrossRow(DraftRow):
     """A row whose draft has a different tokenizer.
 
-    Args:
-        projection: the pair's projection.
-        prompt_ids: the target's prompt, without padding.
-        prefix_ids: draft ids that every sequence of the draft starts with (BOS, decoder start).
+    `prompt_ids` are the target's, without padding; `prefix_ids` the draft's at the start of every sequence (BOS).
     """
 
     def __init__(self, projection: Projection, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> None:

@@ -32,16 +32,7 @@ use less memory (at 4096 tokens, 90 MB for a model of 135 million weights)."""
 
 
 class GgufPasses(Passes):
-    """Runs draft passes of a GGUF file; see `Passes`.
-
-    Args:
-        draft: the file, and options for llama.cpp.
-        num_ids: see `Passes`.
-
-    Raises:
-        LoadingError: there is no such file.
-        UnsupportedError: it holds no model that can draft, or llama-cpp-python is missing.
-    """
+    """Runs draft passes of a GGUF file; see `Passes`. Raises the errors of `GgufDraft`."""
 
     def __init__(self, draft: GgufDraft, num_ids: int | None = None) -> None:
         draft.check()

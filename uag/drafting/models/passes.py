@@ -94,12 +94,9 @@ class Passes(ABC):
         """Close any gaps that rejected tokens left; called before a round."""
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Run one pass over several rows.
+        """Run one pass over several rows, with at most one request for each.
 
         Each row's path is cut to `keep` tokens and extended by `nodes`. This sets `probs` of the last few `nodes`.
-
-        Args:
-            requests: (row, request) pairs, at most one per row.
 
         Raises:
             PassError: the pass failed for any reason; nothing can be drafted before the next `start`.

@@ -1,6 +1,6 @@
 """The rows of a draft model: one sequence each, in the target's and the draft's tokenization."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
@@ -29,7 +29,11 @@ class SharedRow:
         """Propose the draft's best-scored token."""
         if not scoring.may_feed and self.num_to_feed():
             return None
-        yield from self._catch_up()
+        if self.num_to_feed():
+            last = self.path[-1] if self.path else None
+            yield Feed(len(self.path), _nodes(self.ids[self._first + len(self.path) :], last))
+        elif self.path[-1].probs is None:
+            yield Feed(len(self.path) - 1, self.path[-1:])
         node = self.path[-1]
         probs = node.valid_probs
         if probs is None:
@@ -47,13 +51,6 @@ class SharedRow:
             ids = shortlist(scoring, probs[:size])
             best = scoring.choose(dict(zip(ids.tolist(), probs[ids].tolist(), strict=True)), node.log_normalizer)
         return None if best is None else Proposal(best, float(probs[best]))
-
-    def _catch_up(self) -> Generator[Feed, None, None]:
-        last = self.path[-1] if self.path else None
-        if self.num_to_feed():
-            yield Feed(len(self.path), _nodes(self.ids[self._first + len(self.path) :], last))
-        elif last is not None and last.probs is None:
-            yield Feed(len(self.path) - 1, [last])
 
     def commit(self, target_id: int) -> bool:
         """Append a candidate."""
@@ -99,9 +96,7 @@ Row = CrossRow | SharedRow
 class RowMaker:
     """Creates a pair's rows: cross-tokenizer rows, or rows of shared ids if the tokenizers are equal.
 
-    Args:
-        model: the draft model.
-        pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
+    `pair` is None if neither tokenizer is known and the models are assumed to share their ids.
     """
 
     def __init__(self, model: Any, pair: TokenizerPair | None) -> None:

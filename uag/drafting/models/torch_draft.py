@@ -30,14 +30,10 @@ bfloat16 products are slow; decrease to speed up wide passes on CPUs whose produ
 
 
 class DraftModel(Passes):
-    """Runs draft passes of a transformers model; see `Passes`.
-
-    Args:
-        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
-        num_ids: see `Passes`.
+    """Runs draft passes of a transformers model; see `Passes`. An encoder reads the re-tokenized source.
 
     Raises:
-        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
+        UnsupportedError: see `check_draft`.
     """
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
@@ -130,12 +126,10 @@ class DraftModel(Passes):
         return [draft_id if draft_id < self._num_embeddings else 0 for draft_id in draft_ids]
 
     def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
-        """Run one pass after the slots that are in use.
+        """Run one pass after the slots that are in use, over ids and positions [2, num_rows, width].
 
-        Args:
-            requests: as in `feed`.
-            inputs: [2, num_rows, width], ids and positions.
-            kept: number of last distributions that are needed; logits [num_rows, kept or width, vocab_size] return.
+        Returns:
+            Logits [num_rows, width, vocab_size], or of the last `kept` positions, which are needed.
         """
         _, num_rows, width = inputs.shape
         ids, positions = torch.from_numpy(inputs).to(self.device)

@@ -19,13 +19,7 @@ from uag.errors import OptionError
 
 
 class PredictionSource(FreeSource):
-    """Candidates from the predictions for each row of one call.
-
-    Args:
-        predictions: each row's predictions, in the caller's order.
-        adapter: the target's tokenizer; None if all predictions are ids.
-        rates: acceptance rates of earlier calls.
-    """
+    """Candidates from the predictions for each row of one call; `adapter` is None if all predictions are ids."""
 
     strategy = source = "prediction"
     max_proposed = 64
@@ -116,11 +110,7 @@ def _of_row(entry: Any) -> list[Expected]:
 
 
 def check_ids(texts: list[Expected], vocab_size: int) -> None:
-    """Refuse ids that the target lacks.
-
-    Raises:
-        OptionError: there are such ids.
-    """
+    """Raise an `OptionError` for ids that the target lacks."""
     ends = (end for text in texts if isinstance(text, tuple) for end in (min(text), max(text)))
     wrong = next((token_id for token_id in ends if not 0 <= token_id < vocab_size), None)
     if wrong is not None:

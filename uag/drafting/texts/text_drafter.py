@@ -119,11 +119,7 @@ class TextDrafter(Drafter):
         return row.answer
 
     def _new_answer(self, row: _Row) -> Follower | None:
-        """Call the source and return its answer, or None if it is empty.
-
-        Raises:
-            OptionError: the source returned something other than text.
-        """
+        """Call the source and return its answer, or None if it is empty."""
         try:
             text = row.text.decode()
         except UnicodeDecodeError:
