@@ -1,4 +1,4 @@
-"""The demo target with a chat template, and command lines in this process and in another one."""
+"""The demo target with a chat template, its plain text, and command lines in this process and in another one."""
 
 import json
 import os
@@ -25,6 +25,14 @@ def chat_target(folder: Path, **config: Any) -> str:
         file = folder / name
         file.write_text(json.dumps(json.loads(file.read_text()) | values))
     return str(folder)
+
+
+def plain_text(model: Any, tokenizer: Any, prompt: str, /, **options: Any) -> str:
+    """Return the text that plain decoding writes after a prompt; `tokenizer` may also be among the options."""
+    inputs = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**inputs, **options)
+    text: str = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

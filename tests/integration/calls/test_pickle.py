@@ -22,12 +22,11 @@ def through_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-WAYS = pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, through_pickle])
+WAYS = (copy.deepcopy, copy.copy, through_pickle)
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
-@covering(
-    "way, is_used, options", (copy.deepcopy, copy.copy, through_pickle), (True, False), (GREEDY, SAMPLED), strength=1
-)
+@covering("way, is_used, options", WAYS, (True, False), (GREEDY, SAMPLED), strength=1)
 def test_a_copy_writes_the_same(way: Callable[[Any], Any], is_used: bool, options: dict[str, Any]) -> None:
     target = pair()[0]
     inputs = left_padded(PROMPTS)
@@ -67,7 +66,7 @@ def test_a_call_in_another_thread_does_not_disturb_a_copy() -> None:
         sys.setswitchinterval(interval)
 
 
-@WAYS
+@EVERY_WAY
 def test_every_option_travels(way: Callable[[Any], Any]) -> None:
     target, tokenizer = pair()[:2]
     generator = torch.Generator().manual_seed(5)
@@ -89,7 +88,7 @@ def test_every_option_travels(way: Callable[[Any], Any]) -> None:
     assert compare(target, inputs | GREEDY, lookup).strategy == "prompt-lookup"
 
 
-@WAYS
+@EVERY_WAY
 def test_what_was_learned_travels(way: Callable[[Any], Any]) -> None:
     target = pair()[0]
     assistant = assistant_of(length=None)

@@ -161,9 +161,9 @@ def test_ids_and_masks_of_other_types(kind: torch.dtype, num_rows: int, options:
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_one_row_of_positions_for_the_whole_batch(options: dict[str, Any]) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("llama")
+    target, tokenizer = pair()[:2]
     given = options | batch(tokenizer, 3)
     given["position_ids"] = torch.arange(given["input_ids"].shape[1])[None] + 3
-    stats = compare(target, given, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3))
+    stats = compare(target, given, assistant_of())
     assert stats.fallbacks == ["rows advance in lockstep: position_ids has one row for the whole batch"]
     assert_drafted(stats)

@@ -1,4 +1,4 @@
-"""Calls of one assistant that overlap (see tests/integration/doors/test_install.py for threads)."""
+"""Calls of one assistant that overlap (see test_threads.py for threads)."""
 
 from typing import Any
 

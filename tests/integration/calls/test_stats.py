@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria
 
 import uag
 from tests.support.calls import (
@@ -138,11 +137,9 @@ def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-class AfterThree(StoppingCriteria):
-    """Ends the first row after three tokens."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.tensor([row == 0 and input_ids.shape[1] >= 7 + 3 for row in range(input_ids.shape[0])])
+def after_three(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+    """End the first row after three tokens."""
+    return torch.tensor([row == 0 and input_ids.shape[1] >= 7 + 3 for row in range(input_ids.shape[0])])
 
 
 @pytest.mark.parametrize("is_drafted", [False, True])
@@ -150,7 +147,7 @@ class AfterThree(StoppingCriteria):
 def test_padding_is_no_output(fails: bool, is_drafted: bool) -> None:
     """Padding after the end of a row is not counted, no matter what ended it; a call that fails is counted, too."""
     assistant = assistant_of() if is_drafted else uag.Assistant(None, None, pair()[1])
-    given: dict[str, Any] = {**left_padded(PROMPTS), **GREEDY, "stopping_criteria": [AfterThree()], "eos_token_id": 648}
+    given: dict[str, Any] = {**left_padded(PROMPTS), **GREEDY, "stopping_criteria": [after_three], "eos_token_id": 648}
     if fails:
         with pytest.raises(ValueError, match="the user's own error"):
             assistant.generate(pair()[0], **given, logits_processor=[raises_at(11)])
@@ -164,10 +161,7 @@ def test_padding_is_no_output(fails: bool, is_drafted: bool) -> None:
 
 
 def test_a_warning_that_is_an_error_does_not_lose_the_output(caplog: pytest.LogCaptureFixture) -> None:
-    class Unknown(Looks):
-        """A processor with a name of its own, because each reason is reported once per process."""
-
-    target, given = pair()[0], left_padded(PROMPTS) | GREEDY | {"logits_processor": [Unknown()]}
+    target, given = pair()[0], left_padded(PROMPTS) | GREEDY | {"logits_processor": [Looks()]}
     expected = target.generate(**given).tolist()
     assistant = assistant_of()
     with warnings.catch_warnings():

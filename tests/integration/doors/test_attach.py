@@ -43,9 +43,14 @@ pytestmark = pytest.mark.usefixtures("detached")
 def target() -> Any:
     """The target of `pair`, attached to its draft."""
     installing._logged.clear()
-    model, tokenizer, draft, draft_tokenizer = pair()
-    uag.attach(model, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, num_candidate_tokens=4)
-    return model
+    attach(pair()[0], num_candidate_tokens=4)
+    return pair()[0]
+
+
+def attach(model: Any, **options: Any) -> uag.Assistant:
+    """Attach a model to the draft of `pair`."""
+    _, tokenizer, draft, draft_tokenizer = pair()
+    return uag.attach(model, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, **options)
 
 
 def plainly(model: Any, **options: Any) -> Any:
@@ -104,7 +109,7 @@ def test_other_calls_run_as_in_transformers_with_one_log_line(
 
 
 def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer = pair()[:2]
 
     class Own(type(target)):  # type: ignore[misc]
         def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +117,7 @@ def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
 
     other = copy.copy(target)
     other.__class__ = Own
-    uag.attach(other, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    attach(other)
     inputs = batch(tokenizer)
     assert other.generate(**inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
     assert installing._attachments[other][0].totals.num_calls == 0
@@ -161,11 +166,10 @@ def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
 
 
 def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:
-    _, tokenizer, draft, draft_tokenizer = pair()
     routed = GenerationMixin.generate
-    second = uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    second = attach(target)
     assert GenerationMixin.generate is routed
-    target.generate(**batch(tokenizer), **GREEDY)
+    target.generate(**batch(pair()[1]), **GREEDY)
     assert uag.last_stats(target) is second.stats
     uag.detach(target)
     uag.detach(target)
@@ -189,8 +193,7 @@ def test_attach_beside_install(target: Any, installed: None) -> None:
 @pytest.mark.parametrize("is_named", [False, True], ids=["plain function", "functools.wraps"])
 def test_a_wrapper_of_another_library(target: Any, is_named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitoring tools wrap `generate`, too: their wrapper is called and stays."""
-    _, tokenizer, draft, draft_tokenizer = pair()
-    inputs = batch(tokenizer)
+    inputs = batch(pair()[1])
     original = GenerationMixin.generate.__uag_original__
     expected = seeded(3, original, target, **inputs, **GREEDY).tolist()
     inner, calls = GenerationMixin.generate, []
@@ -208,7 +211,7 @@ def test_a_wrapper_of_another_library(target: Any, is_named: bool, monkeypatch: 
     calls.clear()
     assert target.generate(**inputs, **GREEDY).tolist() == expected
     assert len(calls) == 1
-    uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    attach(target)
     target.generate(**inputs, **GREEDY)
     assert installing._attachments[target][0].totals.num_calls == 1
     uag.detach(target)

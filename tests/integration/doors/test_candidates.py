@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
 
 import uag
-from tests.support.calls import OracleDrafter
+from tests.support.calls import Looks, OracleDrafter
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_target
 from uag import CandidateGenerator
@@ -158,18 +158,13 @@ def count_calls_of(model: Any) -> Iterator[list[int]]:
         yield calls
 
 
-class Unknown(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores
-
-
 @pytest.mark.parametrize("change", ["hook", "processor"])
 def test_the_verdict_of_uags_own_loop_is_obeyed(change: str) -> None:
     target, tokenizer, draft, draft_tokenizer = models("llama")
     inputs, model = prompt(tokenizer), plugged("llama")
     options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
     if change == "processor":
-        options["logits_processor"] = LogitsProcessorList([Unknown()])
+        options["logits_processor"] = LogitsProcessorList([Looks()])
     expected = target.generate(inputs, **options).tolist()
     options |= {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     Pairing(draft, tokenizer, draft_tokenizer)  # its first trial runs the draft
@@ -178,7 +173,7 @@ def test_the_verdict_of_uags_own_loop_is_obeyed(change: str) -> None:
         assert model.generate(inputs, **options).tolist() == expected
     assert not calls
     (reason,) = uag.last_stats(model).fallbacks
-    assert ("other code changes" if change == "hook" else "Unknown may keep state") in reason
+    assert ("other code changes" if change == "hook" else "Looks may keep state") in reason
 
 
 def test_the_drafter_is_released_with_the_generator() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.served import ENVIRONMENT, UAG, chat_target, run_cli
+from tests.support.served import ENVIRONMENT, UAG, chat_target, plain_text, run_cli
 from uag.loading import demo_folder, load_model, load_tokenizer
 
 NEW = 12
@@ -47,22 +47,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return chat_target(tmp_path_factory.mktemp("chat") / "target")
 
 
-def plain(target: str, prompt: str) -> str:
-    model, tokenizer = load_model(target), load_tokenizer(target)
-    inputs = tokenizer(prompt, return_tensors="pt")
-    output = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    text: str = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    return text
-
-
 def test_two_messages_and_ctrl_d(target: str) -> None:
+    model, tokenizer = load_model(target), load_tokenizer(target)
     flags = ["--target", target, "--draft", demo_folder("draft"), "--max-new-tokens", str(NEW)]
     terminal = Terminal([*UAG, "generate", *flags])
     terminal.read_until("> ")
     history = ""
     for message in ("def add(first, second):", "class Reader:"):
         history += message + "\n"
-        expected = plain(target, history)
+        expected = plain_text(model, tokenizer, history, max_new_tokens=NEW, do_sample=False)
         terminal.write(message + "\n")
         assert terminal.read_until("\n> ") == f"{message}\n{expected}\n> "
         history += expected + "\n"

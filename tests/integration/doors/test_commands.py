@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import uag
+from tests.support.served import plain_text
 from tests.support.served import run_cli as run
 from tests.support.trained import demo
 from uag.bench import BenchOptions, build_arms, complete, heldout_prompts, measure, spread
 from uag.drafting.pairing import Pairing
 from uag.errors import OptionError
-from uag.loading import demo_folder, encode
+from uag.loading import demo_folder
 
 SMALL = ("--target", demo_folder("draft"), "--draft", demo_folder("draft"))
 """A target of two layers."""
@@ -37,10 +38,7 @@ def test_generate_streams_the_text_of_plain_decoding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     prompt = heldout_prompts()[0].text
-    pair = demo()
-    inputs = encode(pair, [prompt])
-    plain = pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
-    expected = pair.target_tokenizer.decode(plain[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    expected = plain_text(demo().target, demo().target_tokenizer, prompt, max_new_tokens=24, do_sample=False)
     monkeypatch.setattr("sys.stdin", io.StringIO(prompt))
     prediction = tmp_path / "prediction"
     prediction.write_text(expected, encoding="utf-8")

@@ -155,7 +155,7 @@ def test_a_folder_with_gguf_in_its_name_is_not_a_gguf_file(prompts: Path, tmp_pa
         distilled(str(tmp_path / "my.gguf-source" / "float"), prompts, tmp_path / "out")
 
 
-def test_texts_that_teach_nothing_are_refused(draft: str, tmp_path: Path) -> None:
+def test_texts_and_prompts_that_teach_nothing_are_refused(draft: str, tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'{{"prompt": "{prompt}", "text": ""}}\n' for prompt in "abc"), encoding="utf-8")
     with pytest.raises(OptionError, match="there is nothing to learn"):
@@ -163,7 +163,5 @@ def test_texts_that_teach_nothing_are_refused(draft: str, tmp_path: Path) -> Non
     with pytest.raises(OptionError, match="pass either prompts"):
         distill(TARGET, draft, tmp_path / "out", texts=file, prompts=["a", "b"])
 
-
-def test_prompts_that_are_all_held_out_are_refused(draft: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="every prompt is also held out"):
         distill(TARGET, draft, tmp_path / "out", prompts=["a", "b"], held_out=["b", "a"])

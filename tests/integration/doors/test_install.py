@@ -153,8 +153,8 @@ def test_draft_by_name_with_new_weights_is_loaded_again(is_kept: bool, tmp_path:
 
 
 def test_a_second_install_keeps_trust_changes(installed: None) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    target, tokenizer = pair("gpt2")[:2]
+    options = draft_options("gpt2")
     with target.lm_head.register_forward_hook(lambda *_: None):
         uag.install(trust_changes=True)
         uag.install()

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.support.served import ENVIRONMENT, UAG, chat_target
+from tests.support.served import ENVIRONMENT, UAG, chat_target, plain_text
 from uag.errors import LoadingError, OptionError
 from uag.loading import demo_folder, load_model, load_tokenizer
 from uag.serving import Server
@@ -70,10 +70,7 @@ class Running:
         return self.client.completions.create(model=self.name, prompt=prompt, **{"max_tokens": NEW} | options)
 
     def plain(self, prompt: str = CODE, **options: Any) -> str:
-        inputs = self.tokenizer(prompt, return_tensors="pt")
-        output = self.target.generate(**inputs, **{"max_new_tokens": NEW} | options)
-        text: str = self.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return text
+        return plain_text(self.target, self.tokenizer, prompt, **{"max_new_tokens": NEW} | options)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import uag
+from tests.support.calls import left_padded
 from uag.candidates import CandidateGeneratorMixin
 
 Ids = list[list[int]]
@@ -45,10 +46,8 @@ class Worker:
         self.draft = AutoModelForCausalLM.from_pretrained(spec["draft"], dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(spec["target"])
         self.draft_tokenizer = AutoTokenizer.from_pretrained(spec["draft"])
-        rows = [self.tokenizer(text)["input_ids"] for text in spec["prompts"]]
-        width = max(len(row) for row in rows)
-        self.ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-        self.mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        inputs = left_padded([self.tokenizer(text)["input_ids"] for text in spec["prompts"]])
+        self.ids, self.mask = inputs["input_ids"], inputs["attention_mask"]
         self.assistant = self.make()
 
     def load(self, kind: Any) -> Any:

@@ -6,7 +6,7 @@
 """
 
 import copy
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from transformers.generation.utils import DeferredStopCheck
 
 import uag
 from tests.integration.drafts.test_faults import replace_clocks
-from tests.support.calls import EOS_IDS, GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, Puts, left_padded
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, Puts, left_padded
+from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
-from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_target, twin
+from tests.support.models import HYBRID_DRAFTS, tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Ask
 from uag.errors import OptionError
@@ -31,17 +32,11 @@ STATIC = {"cache_implementation": "static", "disable_compile": True}
 NEAR = ("batches", "rows advance in lockstep", "keeps a state")
 
 
-@cache
-def _pair(name: str, eos: bool) -> tuple[Any, Any, Any, Any]:
-    target, tokenizer = tiny_target(name, eos_id=EOS_IDS if eos else None)
-    return target, tokenizer, *twin(target, tokenizer)
-
-
 def pair(
     name: str = "llama", draft_device: Any = DEVICE, eos: bool = False, is_compiled: bool = False
 ) -> tuple[Any, uag.Assistant]:
     """Return a target on the device, and an assistant with a draft that mostly agrees with it."""
-    target, tokenizer, draft, draft_tokenizer = _pair(name, eos)
+    target, tokenizer, draft, draft_tokenizer = pair_on_cpu(name, eos)
     draft = copy.deepcopy(draft).to(draft_device)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, compile_draft=is_compiled)
     return copy.deepcopy(target).to(DEVICE), assistant
@@ -154,7 +149,7 @@ def test_slow_draft_on_device_is_named_with_what_makes_it_faster(
 ) -> None:
     replace_clocks(monkeypatch, 0.02, 0.5)
     target, assistant = pair(draft_device=draft_device)
-    assistant = uag.Assistant(assistant.draft, *_pair("llama", False)[3:0:-2], prompt_lookup=False)
+    assistant = uag.Assistant(assistant.draft, *pair_on_cpu()[3:0:-2], prompt_lookup=False)
     for _ in range(2):
         assistant.generate(target, **on_device(1, **GREEDY))
     assert assistant.stats.not_drafting.startswith("a candidate ")
@@ -213,7 +208,7 @@ def test_target_with_dropout_falls_back_without_a_draw_of_its_trial() -> None:
 def test_rejection_sampling_runs_without_float64_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """MPS has no float64."""
     monkeypatch.setattr(torch.Tensor, "double", _without_float64(torch.Tensor.double))
-    target, tokenizer, _, _ = _pair("llama", False)
+    target, tokenizer, _, _ = pair_on_cpu()
     target = copy.deepcopy(target).to(DEVICE)
     assistant = uag.Assistant(
         target, tokenizer, tokenizer, sampling="rejection", num_candidate_tokens=3, trust_changes=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,23 +43,6 @@ def noise_of_another_row(patch: Patch) -> None:
         "choose",
         lambda self, scores, places, given: plain(self, scores, [(s, places[-1][1] - row) for s, row in places], given),
     )
-
-
-def noise_drawn_for_live_rows_only(patch: Patch) -> None:
-    plain = NoiseTape.__init__
-
-    def narrow(self: NoiseTape, batch_size: int, *arguments: Any) -> None:
-        plain(self, batch_size, *arguments)
-        self.vocab_size -= 1
-
-    patch.setattr(NoiseTape, "__init__", narrow)
-    patch.setattr(NoiseTape, "fit", lambda *_: None)
-    gather = Coupled._gather
-
-    def padded(self: Coupled, places: Any) -> torch.Tensor:
-        return torch.nn.functional.pad(gather(self, places), (0, 1), value=1.0)
-
-    patch.setattr(Coupled, "_gather", padded)
 
 
 def generator_left_where_it_is(patch: Patch) -> None:
@@ -100,7 +84,6 @@ def stale_ids(patch: Patch) -> None:
 OUTPUT_FAULTS = [
     noise_out_of_order,
     noise_of_another_row,
-    noise_drawn_for_live_rows_only,
     generator_left_where_it_is,
     one_step_too_many,
     rejected_candidate_kept,
@@ -136,22 +119,14 @@ def noise_of_another_step(patch: Patch) -> None:
     plain = Drafts._scoring
 
     def late(self: Drafts, row: int, num_before: int) -> Any:
-        scoring = plain(self, row, num_before)
-        scoring.noise = plain(self, row, num_before + 1).noise
-        return scoring
+        return replace(plain(self, row, num_before), noise=plain(self, row, num_before + 1).noise)
 
     patch.setattr(Drafts, "_scoring", late)
 
 
 def no_noise(patch: Patch) -> None:
     plain = Drafts._scoring
-
-    def greedy(self: Drafts, row: int, num_before: int) -> Any:
-        scoring = plain(self, row, num_before)
-        scoring.noise = None
-        return scoring
-
-    patch.setattr(Drafts, "_scoring", greedy)
+    patch.setattr(Drafts, "_scoring", lambda *given: replace(plain(*given), noise=None))
 
 
 def draft_warper_forgotten(patch: Patch) -> None:

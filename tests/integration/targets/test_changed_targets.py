@@ -1,7 +1,6 @@
 """Targets that other code changes or observes fall back to plain decoding, unless the caller trusts the change."""
 
 import copy
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,23 +25,6 @@ Change = Callable[[Any], AbstractContextManager[Any]]
 def by_width(x: torch.Tensor) -> torch.Tensor:
     """Change states [rows, width, 32] depending on the number of tokens in the pass."""
     return x + STEER * x.shape[1]
-
-
-def by_row(x: torch.Tensor) -> torch.Tensor:
-    return x + STEER * torch.arange(1, len(x) + 1)[:, None, None]
-
-
-def hook_by_row(form: str) -> Change:
-    """Add a hook that adds a vector to each row, like steering tools, as one of several kinds of callables."""
-
-    class Steers:
-        def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
-            return (by_row(output[0]), *output[1:]) if isinstance(output, tuple) else by_row(output)
-
-    hook = {"object": Steers(), "method": Steers().__call__, "partial": functools.partial(Steers.__call__, Steers())}[
-        form
-    ]
-    return lambda target: target.model.layers[0].register_forward_hook(hook)
 
 
 def recording_hook(target: Any) -> Any:
@@ -86,7 +68,6 @@ _OTHER = ("module swapped", "hook passes")  # a class of another package; a hook
 
 CHANGES: dict[str, Change] = {
     **{name: change for name, change in DRAWN.items() if name not in _OTHER and "training" not in name},
-    **{f"hook of a {form}": hook_by_row(form) for form in ("object", "method", "partial")},
     **{change.__name__.replace("_", " "): change for change in (
         recording_hook, forward_without_globals, forward_of_a_class, object_in_the_place_of_a_forward,
         preparation_of_the_user,

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import uag
-from tests.support.calls import batch, left_padded, pair
+from tests.support.calls import batch, draft_options, left_padded, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
@@ -131,20 +131,12 @@ def test_padding_beyond_the_last_position_is_not_looked_up() -> None:
     assert reference.sequences.shape[1] == target.config.n_positions
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mixture_of_experts_is_refused_in_every_dtype(dtype: torch.dtype) -> None:
-    target, tokenizer = tiny_target("mixtral")
-    target = target.to(dtype)
-    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
-    with pytest.raises(UnsupportedError, match="the target has experts"):
-        assistant.generate(target, **batch(tokenizer), max_new_tokens=8)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
         ("t5", {}, "encoder-decoder"),
         ("mpt", {}, "cannot run passes over a cache of fixed length"),
+        ("mixtral", {}, "the target has experts"),
         ("llama", {"use_cache": False}, "no cache"),
         ("llama", {"return_dict_in_generate": True, "output_hidden_states": True}, "blocks are not recorded. Remove"),
         ("llama", {CACHE: DynamicCache()}, "passed a cache"),
@@ -176,8 +168,8 @@ def test_contradicting_options_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_installed_width_holds_until_it_is_uninstalled() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    models = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    target, tokenizer = pair("gpt2")[:2]
+    models = draft_options("gpt2")
     given: dict[str, Any] = {**batch(tokenizer), "max_new_tokens": 12, "do_sample": False}
     recorded: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
     reference = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **given, **recorded)

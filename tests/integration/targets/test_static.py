@@ -7,9 +7,8 @@ import pytest
 from torch.overrides import TorchFunctionMode
 from transformers import CompileConfig, StaticCache
 
-import uag
 from tests.support import wrappers
-from tests.support.calls import GREEDY, assert_drafted, batch, compare, pair, seeded
+from tests.support.calls import GREEDY, assert_drafted, assistant_of, batch, compare, pair, seeded
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from uag.hf import passes
@@ -127,8 +126,9 @@ class Reads(TorchFunctionMode):
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_copies_to_the_host(options: dict[str, Any]) -> None:
     """One of a draft pass, of a sampled candidate's noise, and of a target pass, as docs/gpu.md says."""
-    target, tokenizer, draft, draft_tokenizer = pair()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, trust_changes=True)
+    target, tokenizer = pair()[:2]
+    assistant = assistant_of()
+    assistant.trust_changes = True  # the mode
     calls = []
     for num_new in (1, 1, 24):  # the first call of a process copies more; the difference has no copies of the prompt
         with Reads() as reads:
@@ -154,9 +154,8 @@ def test_passes_compiled_by_inductor(name: str) -> None:
 
 @pytest.mark.parametrize("wrap", [pytest.param(wrappers.compiled_forward, marks=pytest.mark.slow), wrappers.lora])
 def test_wrapped_targets(wrap: Any) -> None:
-    _, tokenizer, draft, draft_tokenizer = pair()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert compare(wrap(pair()[0]), batch(tokenizer, 3) | GREEDY | STATIC, assistant).num_accepted_tokens > 0
+    target, tokenizer = pair()[:2]
+    assert compare(wrap(target), batch(tokenizer, 3) | GREEDY | STATIC, assistant_of()).num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

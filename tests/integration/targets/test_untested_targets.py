@@ -198,20 +198,19 @@ def test_every_target_of_a_newer_release_is_tried(num_rows: int, monkeypatch: py
     assert len(stats.fallbacks) == (num_rows > 1)
 
 
-PER_TOKEN, BY_WIDTH = "* 0.9", "* x.shape[-2]"
 LIBRARY = """
 def replacing(own):
     def forward(self, x):
-        return own(self, x) {effect}
+        return own(self, x) * effect(x.shape[-2])
     return forward
 """
 
 
 @contextmanager
-def layers_of_a_library(model: Any, where: str, effect: str) -> Iterator[None]:
+def norm_of_a_library(where: str, model: Any, effect: Callable[[int], float]) -> Iterator[None]:
     """Replace the forward of a norm, as Liger and kernels from the hub do."""
-    names: dict[str, Any] = {"__name__": "fast_layers"}
-    exec(compile(LIBRARY.format(effect=effect), "/usr/lib/site-packages/fast_layers.py", "exec"), names)
+    names: dict[str, Any] = {"__name__": "fast_layers", "effect": effect}
+    exec(compile(LIBRARY, "/usr/lib/site-packages/fast_layers.py", "exec"), names)
     norm = model.model.norm
     forward = names["replacing"](type(norm).forward)
     owner, forward = (type(norm), forward) if where == "class" else (norm, MethodType(forward, norm))
@@ -248,38 +247,27 @@ def experts_of(name: str, model: Any, effect: Callable[[int], float]) -> Iterato
         yield
 
 
-REGISTERED: dict[str, Callable[[Any, Callable[[int], float]], AbstractContextManager[None]]] = {
+OTHERS: dict[str, Callable[[Any, Callable[[int], float]], AbstractContextManager[None]]] = {
     "the attention 'mine'": partial(attention_of, "mine"),
     "the attention 'sdpa'": partial(attention_of, "sdpa"),
     "the experts 'mine'": partial(experts_of, "mine"),
     "the experts 'batched_mm'": partial(experts_of, "batched_mm"),
+    "forward of MixtralRMSNorm on the class": partial(norm_of_a_library, "class"),
+    "forward of MixtralRMSNorm on the instance": partial(norm_of_a_library, "instance"),
 }
+"""Functions that the user registers, and forwards that an installed package replaces."""
 
 
 @ROWS
-@pytest.mark.parametrize("name", REGISTERED)
-def test_attention_and_experts_that_the_user_registers_are_tried(name: str, num_rows: int) -> None:
+@pytest.mark.parametrize("name", OTHERS)
+def test_functions_of_others_in_a_tested_class_are_tried(name: str, num_rows: int) -> None:
     model = tiny_model("mixtral", VOCAB)
-    with REGISTERED[name](model, lambda width: 0.9):
+    with OTHERS[name](model, lambda width: 0.9):
         stats = check(model, left_padded(PROMPTS[:num_rows]))
         assert stats.num_accepted_tokens > 0
-        reason = f"rows advance in lockstep: {name} may treat the rows of a batch differently"
+        reason = f"rows advance in lockstep: {name.partition(' on ')[0]} may treat the rows of a batch differently"
         assert stats.fallbacks == [reason] * (num_rows > 1)
-    with REGISTERED[name](model, lambda width: 1.0 + 0.3 * width):  # another function, so another trial
-        (reason,) = check(model, left_padded(PROMPTS[:num_rows])).fallbacks
-        assert "computes different logits for a block than for single tokens" in reason
-
-
-@ROWS
-@pytest.mark.parametrize("where", ["class", "instance"])
-def test_forwards_that_an_installed_package_replaces_are_tried(where: str, num_rows: int) -> None:
-    model = made(LlamaForCausalLM)
-    with layers_of_a_library(model, where, PER_TOKEN):
-        stats = check(model, left_padded(PROMPTS[:num_rows]))
-    assert stats.num_accepted_tokens > 0
-    reason = "rows advance in lockstep: forward of LlamaRMSNorm may treat the rows of a batch differently"
-    assert stats.fallbacks == [reason] * (num_rows > 1)
-    with layers_of_a_library(model, where, BY_WIDTH):
+    with OTHERS[name](model, lambda width: 1.0 + 0.3 * width):  # another function, so another trial
         (reason,) = check(model, left_padded(PROMPTS[:num_rows])).fallbacks
         assert "computes different logits for a block than for single tokens" in reason
 
