@@ -39,9 +39,9 @@ def stopping(*criteria: Any) -> Stopping:
     return Stopping(StoppingCriteriaList(criteria))
 
 
-def rows(*outputs: list[int], max_length: int | None = 8, eos: int | None = EOS) -> Rows:
+def rows(*outputs: list[int], max_length: int | None = 8) -> Rows:
     """Rows with these outputs so far."""
-    criteria = [*([MaxLengthCriteria(max_length)] if max_length else []), *([EosTokenCriteria(eos)] if eos else [])]
+    criteria = [EosTokenCriteria(EOS), *([MaxLengthCriteria(max_length)] if max_length else [])]
     prompts = torch.arange(len(outputs) * PROMPT_LENGTH, dtype=torch.int32).reshape(len(outputs), PROMPT_LENGTH)
     config = SimpleNamespace(_pad_token_tensor=torch.tensor(PAD))  # as transformers prepares it
     call: Any = SimpleNamespace(input_ids=prompts, generation_config=config, stopping=stopping(*criteria))
@@ -110,13 +110,6 @@ def test_steps_that_are_passed_and_ready() -> None:
     assert (both.num_passed(), both.num_ready()) == (3, 3)  # a padded row waits for nothing
     both.end_at(0, 3)
     assert (both.num_passed(), both.num_ready()) == (0, 3)
-
-
-def test_steps_after_the_end_of_the_last_row_are_not_ready() -> None:
-    both = rows([1, 2, 3], [1, 2, 3], max_length=None, eos=None)
-    for row, end in ((0, 1), (1, 2)):
-        both.end_at(row, end)
-    assert (both.num_passed(), both.num_steps(), both.num_ready()) == (3, 2, 2)
 
 
 # ---------------------------------------------------------------------- ids
