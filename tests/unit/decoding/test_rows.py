@@ -1,4 +1,4 @@
-"""Rows, stopping and outcomes, without a model."""
+"""Rows and stopping, without a model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from uag.decoding.call import Candidates, Outcome
+from uag.decoding.call import Candidates
 from uag.decoding.rows import _FIRST_CAPACITY, Rows
 from uag.decoding.stopping import Stopping
 from uag.proposal import Proposal
@@ -152,17 +152,5 @@ def test_rounds_after_the_end_of_a_row_are_not_counted() -> None:
     assert (stats.rows[0].num_rounds, stats.num_accepted_tokens, stats.num_output_tokens) == (1, 2, 4)
 
 
-# ---------------------------------------------------------------------- outcomes
-
-
-@pytest.mark.parametrize(
-    ("by_row", "is_first", "width", "is_prefill"),
-    [([[], []], True, 1, True), ([[], []], False, 1, False), ([[Proposal(1, 1.0)], []], True, 2, False)],
-)
-def test_prompt_pass_counts_as_a_round_only_with_candidates(
-    by_row: list[list[Proposal]], is_first: bool, width: int, is_prefill: bool
-) -> None:
-    candidates = Candidates([0, 1], by_row)
-    assert candidates.width == width
-    assert Outcome(candidates, [1, 1], [0, 0], is_first).is_prefill is is_prefill
+def test_candidates_of_no_row_are_as_wide_as_the_last_known_token() -> None:
     assert Candidates([], []).width == 1
