@@ -26,7 +26,8 @@ import uag
 from tests.support.calls import seeded
 from tests.support.models import spread
 from tests.support.tiny_classes import class_names, tiny_config
-from tests.support.walk import SharedDrafter, copied, inputs_for
+from tests.support.walk import SharedDrafter, copied, options_for
+from tests.support.walk_table import update
 from uag.hf import models
 
 NEW = 20
@@ -117,10 +118,7 @@ def build(class_name: str, options: dict[str, Any]) -> Any:
 def examine(class_name: str, model: Any, num_rows: int, do_sample: bool, share: float) -> tuple[str, str]:
     """Compare one call with plain decoding, and return what it was, of `_KINDS`, and the reason or the place."""
     try:
-        given: dict[str, Any] = {
-            **inputs_for(class_name, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
-            "eos_token_id": None, "pad_token_id": 0, "top_k": 0, "num_beams": 1,
-        }  # fmt: skip
+        given = options_for(class_name, num_rows, do_sample, NEW)
         expected = seeded(5, copied(model).generate, **given)
         if not isinstance(expected, torch.Tensor) or expected.dim() != 2:
             return "not built", "writes several ids per step"
@@ -178,32 +176,6 @@ def _calls(class_name: str, options: dict[str, Any]) -> Iterator[tuple[str, str]
             return
 
 
-_HEAD = """# Configurations of every class
-
-[The walk over all classes](architectures.md) uses one tiny configuration for each class. This sweep also changes every
-field that can change how a token depends on others: experts, capacities, windows, chunks, numbers of keys, rotary
-factors with a short original length, caps, attention implementations and policies, alone and in drawn pairs. In a
-configuration with parts, it changes the fields of the decoder's part, too. Each call generated {new} tokens with
-candidates of which 75 % or 90 % were correct, and was compared with plain `generate`: ids and the generator's final
-state.
-
-- **equal, both**: candidates were both accepted and rejected. **equal, one-sided**: only one of the two happened.
-- **plain**: no candidates, for a reason that the statistics give. **refused**: an error of uag that gives the reason.
-- **not built**: transformers alone does not build or run such a configuration.
-
-transformers {transformers}, PyTorch {torch}, CPU, float32:
-
-```sh
-python -m tests.support.configurations sweep.jsonl docs/configurations.md
-```
-
-{summary}
-
-| class | calls | equal, both | equal, one-sided | plain | refused | not built | different |
-|---|---|---|---|---|---|---|---|
-"""
-
-
 def main() -> None:
     """Sweep the classes that the record lacks, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -227,7 +199,11 @@ def main() -> None:
                 sys.stderr.write(f"{kind} {name} {options} {reason}\n")
         with given.record.open("a") as lines:
             lines.write(json.dumps([name, counts]) + "\n")
-    given.page.write_text(_page(_recorded(given.record)))
+    by_class = _recorded(given.record)
+    total = sum(by_class.values(), Counter())
+    kinds = ", ".join(f"{total[kind]} {kind.lower()}" for kind in _KINDS)
+    lines = (_line(name, [counts.total(), *(counts[kind] for kind in _KINDS)]) for name, counts in by_class.items())
+    update(given.page, f"{total.total()} calls of {len(by_class)} classes: {kinds}.", lines)
 
 
 def _recorded(record: Path) -> dict[str, Counter[str]]:
@@ -235,20 +211,8 @@ def _recorded(record: Path) -> dict[str, Counter[str]]:
     return {name: Counter(counts) for name, counts in sorted(map(json.loads, lines))}
 
 
-def _page(by_class: dict[str, Counter[str]]) -> str:
-    total = sum(by_class.values(), Counter())
-    counts = ", ".join(f"{total[kind]} {kind.lower()}" for kind in _KINDS)
-    lines = [
-        f"| {name} | {counts.total()} | " + " | ".join(str(counts[kind]) for kind in _KINDS) + " |"
-        for name, counts in by_class.items()
-    ]
-    head = _HEAD.format(
-        new=NEW,
-        transformers=transformers.__version__,
-        torch=torch.__version__.partition("+")[0],
-        summary=f"{total.total()} calls of {len(by_class)} classes: {counts}.",
-    )
-    return head + "\n".join(lines) + "\n"
+def _line(name: str, counts: list[int]) -> str:
+    return f"| {name} | " + " | ".join(map(str, counts)) + " |"
 
 
 if __name__ == "__main__":

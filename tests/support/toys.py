@@ -1,7 +1,7 @@
 """Toy tokenizers of a few pieces, as adapters, and a table-based draft, so that searches can be driven by hand."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,9 +16,6 @@ from uag.proposal import Proposal
 
 Distribution = Callable[[tuple[int, ...]], Mapping[int, float]]
 """Maps the draft ids so far to the probability of each next draft id; other ids have probability 0."""
-
-MANY = 10_000
-"""An unlimited number of branches."""
 
 
 class ToyAdapter(TokenizerAdapter):
@@ -65,26 +62,34 @@ class ToyAdapter(TokenizerAdapter):
         return self.ids[text.encode() if isinstance(text, str) else text]
 
 
-class TableDraft:
-    """A draft model that is a function of the draft ids so far; it counts its passes and tokens.
+class Toy:
+    """A pair of toy tokenizers, and a draft model that is a function of the draft ids so far.
 
     Args:
-        size: draft vocabulary size.
-        distribution: returns its prediction.
-        max_branches: maximum number of passes per target token that leave the current path.
+        target: the target's pieces.
+        draft: the draft's.
+        distribution: returns the draft model's prediction.
+        max_branches: maximum number of passes per target token that leave the current path; by default no limit.
+
+    Attributes:
+        num_forwards: number of passes of the draft.
+        num_tokens: number of tokens that it read.
     """
 
-    def __init__(self, size: int, distribution: Distribution, max_branches: int = MANY) -> None:
-        self.size = size
-        self.max_branches = max_branches
+    def __init__(
+        self, target: Sequence[bytes], draft: Sequence[bytes], distribution: Distribution, max_branches: int = 10_000
+    ) -> None:
+        self.target, self.draft = ToyAdapter(target), ToyAdapter(draft)
         self.distribution = distribution
-        self.num_forwards = 0
-        self.num_tokens = 0
+        self.max_branches = max_branches
+        self.maps = vocabulary_map(self.target, self.draft)
+        self.projection = Projection(TokenizerPair(self.target, self.draft, self.maps))
+        self.num_forwards = self.num_tokens = 0
 
-    def probs(self, ids: Sequence[int]) -> FloatArray:
-        """Return [size] float32 probabilities after some draft ids."""
-        found = np.zeros(self.size, dtype=np.float32)
-        for draft_id, prob in self.distribution(tuple(ids)).items():
+    def probs(self, ids: tuple[int, ...]) -> FloatArray:
+        """Return float32 probabilities of every draft id after some draft ids."""
+        found = np.zeros(self.draft.vocab_size, dtype=np.float32)
+        for draft_id, prob in self.distribution(ids).items():
             found[draft_id] = prob
         return found
 
@@ -101,32 +106,14 @@ class TableDraft:
                     assert node.depth == len(row.path)
                     assert node.parent is (row.path[-1] if row.path else None)
                     row.path.append(node)
-                    node.probs = self.probs([known.draft_id for known in row.path])
+                    node.probs = self.probs(tuple(known.draft_id for known in row.path))
         except StopIteration as end:
             proposal: Proposal | None = end.value
             return proposal
 
-
-class Toy:
-    """A pair of toy tokenizers and a draft table."""
-
-    def __init__(
-        self,
-        target: Sequence[bytes],
-        draft: Sequence[bytes],
-        distribution: Distribution,
-        max_branches: int = MANY,
-    ) -> None:
-        self.target, self.draft = ToyAdapter(target), ToyAdapter(draft)
-        self.maps = vocabulary_map(self.target, self.draft)
-        self.model = TableDraft(self.draft.vocab_size, distribution, max_branches)
-        self.projection = Projection(TokenizerPair(self.target, self.draft, self.maps))
-
-    def scoring(self, may_feed: bool = True) -> Scoring:
-        return Scoring(self.target.vocab_size, may_feed=may_feed)
-
-    def propose(self, row: DraftRow) -> Proposal | None:
-        return self.model.run(row, self.projection.next_target(row, self.scoring()))
+    def propose(self, row: DraftRow, **options: Any) -> Proposal | None:
+        """Search once, with options of `Scoring`."""
+        return self.run(row, self.projection.next_target(row, Scoring(self.target.vocab_size, **options)))
 
     def row(self, *target_texts: bytes) -> CrossRow:
         """Return a row after BOS to which the target wrote tokens one by one, each after a proposal of the draft."""
@@ -137,30 +124,19 @@ class Toy:
         return row
 
 
-def table(draft: ToyAdapter, rows: Mapping[str, Mapping[str, float]], default: Mapping[str, float]) -> Distribution:
-    """Return a draft from a table: text so far -> next piece ("$" for EOS) -> probability. EOS starts the context."""
-
-    def ids(row: Mapping[str, float]) -> dict[int, float]:
-        return {draft.eos_id if piece == "$" else draft.id_of(piece): prob for piece, prob in row.items()}
-
-    def distribution(context: tuple[int, ...]) -> Mapping[int, float]:
-        text = "|".join("" if i == draft.eos_id else draft.pieces[i].decode("latin-1") for i in context)
-        return ids(rows.get(text.removeprefix("|"), default))
-
-    return distribution
-
-
 def spelled(
     target: str,
     draft: str,
     rows: Mapping[str, Mapping[str, float]],
-    default: Mapping[str, float] | None = None,
-    max_branches: int = MANY,
+    default: Mapping[str, float] = MappingProxyType({"$": 1.0}),
+    **options: int,
 ) -> Toy:
+    """Return a toy from pieces and a table: text so far -> next piece ("$" for EOS) -> probability."""
     pieces = [piece.encode() for piece in draft.split()]
-    return Toy(
-        [piece.encode() for piece in target.split()],
-        pieces,
-        table(ToyAdapter(pieces), rows, default or {"$": 1.0}),
-        max_branches,
-    )
+    ids = {"$": len(pieces)} | {piece: token_id for token_id, piece in enumerate(draft.split())}
+
+    def distribution(context: tuple[int, ...]) -> Mapping[int, float]:
+        text = "|".join(draft.split()[i] for i in context if i != ids["$"])  # EOS starts the context
+        return {ids[piece]: prob for piece, prob in rows.get(text, default).items()}
+
+    return Toy([piece.encode() for piece in target.split()], pieces, distribution, **options)

@@ -86,10 +86,7 @@ def examine(class_name: str, num_calls: int = len(CALLS)) -> Verdict:
     num_runs, reasons = 0, set()
     offered, accepted = [0] * len(SHARES), [0] * len(SHARES)
     for num_rows, do_sample in CALLS[:num_calls]:
-        given: dict[str, Any] = {
-            **inputs_for(class_name, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
-            "eos_token_id": None, "pad_token_id": 0, "top_k": 0, "num_beams": 1,
-        }  # fmt: skip
+        given = options_for(class_name, num_rows, do_sample)
         try:
             expected = seeded(5, copied(model).generate, **given)
         except Exception as error:  # noqa: BLE001 - as above
@@ -119,10 +116,12 @@ def examine(class_name: str, num_calls: int = len(CALLS)) -> Verdict:
     return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(class_name, model))
 
 
-def inputs_for(class_name: str, num_rows: int) -> dict[str, Any]:
-    """Return the inputs of a class for a number of rows."""
+def options_for(class_name: str, num_rows: int, do_sample: bool, num_new: int = NEW) -> dict[str, Any]:
+    """Return the arguments of a class's call: inputs for a number of rows, and options."""
     # The decoder of an audio or vision model can read text on its own.
-    return inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
+    inputs = inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
+    options = {"max_new_tokens": num_new, "do_sample": do_sample, "top_k": 0, "num_beams": 1}
+    return inputs | options | {"eos_token_id": None, "pad_token_id": 0}
 
 
 def copied(model: Any) -> Any:
@@ -132,10 +131,7 @@ def copied(model: Any) -> Any:
 
 def as_draft(class_name: str, model: Any) -> str:
     """Draft greedily with a model for itself; return "drafts", why it does not, or what went wrong."""
-    given: dict[str, Any] = {
-        **inputs_for(class_name, 3), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
-        "pad_token_id": 0, "num_beams": 1,
-    }  # fmt: skip
+    given = options_for(class_name, 3, False)
     model = copied(model)
     try:
         assistant = uag.Assistant(model, num_candidate_tokens=3)

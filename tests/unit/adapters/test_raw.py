@@ -1,8 +1,5 @@
 """Pieces with raw spaces and byte fallback: the bundled draft's tokenizer, and small ones like it."""
 
-import json
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,24 +8,21 @@ from transformers import AutoTokenizer
 
 from tests.support.tokenizers import holds, raw, small_tokenizer
 from uag.adapters import from_tokenizer
+from uag.bench import heldout_prompts
+from uag.loading import demo_folder
 
-DEMO = Path(str(resources.files("uag"))) / "demo"
 HARD_TEXTS = [
     *("", " ", "    ", "\n\n\n\n        \n", "def f(self):\n    if x:\n\t\treturn  {'a': 1}\n", " leading, trailing "),
     *("x(<0x41> <unk>) <s> \u2581 \u00a0 \r\n e\u0301 \u4e2d\u6587 \U0001f642 \x00", "a._b .c__init__ 12 3.14"),
 ]
 
 
-def prompts() -> list[str]:
-    return [json.loads(line)["prompt"] for line in (DEMO / "heldout.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(("name", "family"), [("target", "byte_level"), ("draft", "sentencepiece")])
 def test_the_bundled_pair_is_exact_and_returns_its_own_ids(name: str, family: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / name)
+    tokenizer = AutoTokenizer.from_pretrained(demo_folder(name))
     adapter = from_tokenizer(tokenizer)
     assert (adapter.family, adapter.is_exact, adapter.start_prefix) == (family, True, b"")
-    for text in (*HARD_TEXTS, *prompts()):
+    for text in (*HARD_TEXTS, *(prompt.text for prompt in heldout_prompts())):
         ids = adapter.encode_continuation(text.encode())
         assert adapter.join(ids) == text.encode()
         assert tokenizer.decode(tokenizer(text).input_ids) == text

@@ -1,4 +1,4 @@
-"""Rows, stopping and outcomes, without a model."""
+"""Rows and stopping, without a model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +15,8 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from uag.decoding.call import Candidates, Outcome
-from uag.decoding.rows import _FIRST_CAPACITY, Rows, check_selected
+from uag.decoding.call import Candidates
+from uag.decoding.rows import _FIRST_CAPACITY, Rows
 from uag.decoding.stopping import Stopping
 from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
@@ -39,9 +39,9 @@ def stopping(*criteria: Any) -> Stopping:
     return Stopping(StoppingCriteriaList(criteria))
 
 
-def rows(*outputs: list[int], max_length: int | None = 8, eos: int | None = EOS) -> Rows:
+def rows(*outputs: list[int], max_length: int | None = 8) -> Rows:
     """Rows with these outputs so far."""
-    criteria = [*([MaxLengthCriteria(max_length)] if max_length else []), *([EosTokenCriteria(eos)] if eos else [])]
+    criteria = [EosTokenCriteria(EOS), *([MaxLengthCriteria(max_length)] if max_length else [])]
     prompts = torch.arange(len(outputs) * PROMPT_LENGTH, dtype=torch.int32).reshape(len(outputs), PROMPT_LENGTH)
     config = SimpleNamespace(_pad_token_tensor=torch.tensor(PAD))  # as transformers prepares it
     call: Any = SimpleNamespace(input_ids=prompts, generation_config=config, stopping=stopping(*criteria))
@@ -103,65 +103,6 @@ def test_stopping_string_ends_only_a_row_whose_text_ends_with_it() -> None:
 # ---------------------------------------------------------------------- progress
 
 
-def test_budget_reserves_one_token_for_the_target() -> None:
-    both = rows([], [], max_length=PROMPT_LENGTH + 3)
-    assert both.budget(0) == 2
-    write(both, 0, 1, 2)
-    assert (both.budget(0), both.budget(1)) == (0, 2)
-    write(both, 0, 3)
-    assert both.budget(0) == 0
-    assert rows([], max_length=None).budget(0) >= 1 << 30
-
-
-def test_row_that_ended_by_eos_is_done_and_padded() -> None:
-    both = rows([1, EOS], [1, 2])
-    both.end_at(0, 2)
-    assert (both.is_padded(0), both.is_done(0), both.active()) == (True, True, [1])
-    assert both.budget(0) == 0
-    assert not both.have_ended()
-    write(both, 1, 3)
-    assert both.ids_at(3)[:, PROMPT_LENGTH:].tolist() == [[1, EOS, PAD], [1, 2, 3]]
-    both.end_at(1, 3)
-    assert both.have_ended()
-    assert both.num_steps() == 3
-
-
-def test_row_without_eos_id_is_written_until_the_last_row_ends() -> None:
-    both = rows([1, 2], [1], eos=None)
-    both.end_at(0, 1)
-    assert (both.is_padded(0), both.is_done(0), both.active()) == (False, False, [0, 1])
-    assert both.all[0].outputs == [1, 2]  # plain decoding keeps writing it
-    write(both, 1, 5, 6)
-    both.end_at(1, 3)
-    assert not both.have_ended()  # row 0 has two of the three steps
-    write(both, 0, 4)
-    assert both.have_ended()
-
-
-def test_row_at_the_maximum_length_is_done_even_without_eos_id() -> None:
-    both = rows([1], [], max_length=PROMPT_LENGTH + 1, eos=None)
-    both.end_at(0, 1)
-    assert both.active() == [1]
-
-
-def test_single_row_is_done_when_it_ends() -> None:
-    one = rows([1], eos=None)
-    assert not one.is_done(0)
-    one.end_at(0, 1)
-    assert one.is_done(0)
-    assert one.have_ended()
-
-
-def test_end_before_the_last_token_removes_what_follows_and_never_moves_back() -> None:
-    both = rows([1, 2, 3, 4], [])
-    both.end_at(0, 3)
-    assert (both.all[0].outputs, both.all[0].sources) == ([1, 2, 3], [TARGET] * 3)
-    both.end_at(0, 4)
-    assert both.all[0].end == 3
-    both.end_at(0, 2)
-    assert (both.all[0].end, both.all[0].outputs) == (2, [1, 2])
-
-
 def test_steps_that_are_passed_and_ready() -> None:
     both = rows([1, 2, 3], [1])
     assert (both.num_passed(), both.num_ready(), both.num_steps()) == (1, 1, 3)
@@ -169,13 +110,6 @@ def test_steps_that_are_passed_and_ready() -> None:
     assert (both.num_passed(), both.num_ready()) == (3, 3)  # a padded row waits for nothing
     both.end_at(0, 3)
     assert (both.num_passed(), both.num_ready()) == (0, 3)
-
-
-def test_steps_after_the_end_of_the_last_row_are_not_ready() -> None:
-    both = rows([1, 2, 3], [1, 2, 3], max_length=None, eos=None)
-    for row, end in ((0, 1), (1, 2)):
-        both.end_at(row, end)
-    assert (both.num_passed(), both.num_steps(), both.num_ready()) == (3, 2, 2)
 
 
 # ---------------------------------------------------------------------- ids
@@ -218,23 +152,5 @@ def test_rounds_after_the_end_of_a_row_are_not_counted() -> None:
     assert (stats.rows[0].num_rounds, stats.num_accepted_tokens, stats.num_output_tokens) == (1, 2, 4)
 
 
-def test_selection_of_nothing_raises_the_error_of_plain_sampling() -> None:
-    check_selected(0)
-    with pytest.raises(RuntimeError, match="inf"):
-        check_selected(-1)
-
-
-# ---------------------------------------------------------------------- outcomes
-
-
-@pytest.mark.parametrize(
-    ("by_row", "is_first", "width", "is_prefill"),
-    [([[], []], True, 1, True), ([[], []], False, 1, False), ([[Proposal(1, 1.0)], []], True, 2, False)],
-)
-def test_prompt_pass_counts_as_a_round_only_with_candidates(
-    by_row: list[list[Proposal]], is_first: bool, width: int, is_prefill: bool
-) -> None:
-    candidates = Candidates([0, 1], by_row)
-    assert candidates.width == width
-    assert Outcome(candidates, [1, 1], [0, 0], is_first).is_prefill is is_prefill
+def test_candidates_of_no_row_are_as_wide_as_the_last_known_token() -> None:
     assert Candidates([], []).width == 1

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from transformers import DynamicCache, StaticCache
 
-import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, Watches, left_padded, pair
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, Watches, assistant_of, left_padded, pair
 from uag.decoding import loop
 from uag.decoding.verdict import Verdict, examine
 from uag.hf.cache.caches import CACHE
@@ -28,14 +27,10 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(num_rows: int = 1, **options: Any) -> Verdict:
         target = copy.deepcopy(pair()[0])  # transformers leaves hooks on it to record hidden states
-        drafter = OracleDrafter([[0] * 40] * num_rows, 10, spoil=0)
-        assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
-        inputs: dict[str, Any] = left_padded(PROMPTS[:num_rows])
-        drafter.accept = lambda *_: None  # type: ignore[method-assign]
-        drafter.propose = lambda ask: [[] for _ in ask.limits]  # type: ignore[method-assign]
-        assistant.generate(target, **inputs | GREEDY | options)
-        assert len(verdicts) == 1
-        return verdicts.pop()
+        assistant_of().generate(target, **left_padded(PROMPTS[:num_rows]) | GREEDY | {"max_new_tokens": 2} | options)
+        (verdict,) = verdicts
+        verdicts.clear()
+        return verdict
 
     return run
 

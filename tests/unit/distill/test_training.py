@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.support.models import tiny_model, tiny_target, twin
+from tests.support.calls import pair
+from tests.support.models import tiny_model
 from uag.distill.training import IGNORED, check_trainable, encode_rows
 from uag.distill.writing import Text
 from uag.errors import OptionError
@@ -22,8 +23,7 @@ def test_quantized_and_encoder_decoder_drafts_cannot_be_trained() -> None:
 
 
 def test_rows_are_draft_ids_with_a_loss_after_the_prompt() -> None:
-    target, tokenizer = tiny_target("llama")
-    draft, draft_tokenizer = twin(target, tokenizer, noise=0.03)
+    _, tokenizer, draft, draft_tokenizer = pair()
     prompt, output = "one two three four", " five six seven one two"
     ids = tuple(tuple(tokenizer(text)["input_ids"]) for text in (prompt, output))
     text, empty = Text("0", ids[0], output_ids=ids[1]), Text("1", ids[0])

@@ -44,15 +44,3 @@ def test_cropped_pass_leaves_what_the_kept_tokens_alone_would(window: Any, lengt
     for cache in (cropped, expected):
         append(cache, 50, 1)
     assert keys_of(cropped) == keys_of(expected)
-
-
-def test_larger_cache_holds_the_content_of_a_smaller_one() -> None:
-    small = cache_of()
-    append(small, 0, 7)
-    model: Any = type("Model", (), {"config": LlamaConfig(**SMALL)})
-    large = static.static_cache(model, 30, small)
-    assert torch.equal(large.layers[0].keys[:, :, :20], small.layers[0].keys)
-    static.set_length(large, 4)
-    assert keys_of(large) == [0.0, 1.0, 2.0, 3.0]
-    static.move_slots(large, torch.tensor([[6, 2, 3]]))
-    assert keys_of(large) == [6.0, 2.0, 3.0, 3.0]

@@ -126,14 +126,6 @@ def test_what_was_learned_is_used_by_the_next_call() -> None:
     assert not lookahead.drafts_first()
 
 
-def test_one_slow_pass_changes_nothing() -> None:
-    lookahead = Lookahead()
-    World(0.9, 0.02, flat).run(lookahead, 100)
-    before = lookahead.prices
-    lookahead.learn_round(Round(5, 500.0, 100.0, [(proposals(*[0.9] * 5), 5)]))
-    assert lookahead.prices.round_s(5) == pytest.approx(before.round_s(5), rel=0.1)
-
-
 def test_the_pass_over_the_prompt_says_nothing_about_others() -> None:
     lookahead = Lookahead()
     lookahead.learn_round(Round(5, 0.1, 50.0, [(proposals(*[0.9] * 5), 5)], is_special=True))
@@ -303,16 +295,6 @@ def test_accepted_free_candidates_count_as_output_tokens() -> None:
     lookahead.begin(1, "greedy", 0, 100)
     lookahead.learn_round(Round(9, 0.0, 1.0, [], num_tokens=10.0))
     assert lookahead._num_left == 90.0
-
-
-@pytest.mark.parametrize("slowness", [3.0, 30.0, 500.0])
-def test_one_slow_first_round_does_not_switch_a_draft_off(slowness: float) -> None:
-    lookahead = Lookahead()
-    lookahead.begin(1, "greedy", 0, 64, 0.1)
-    World(0.8, 0.1, flat).run(lookahead, 1)
-    World(0.8, 0.1 * slowness, lambda size: slowness * flat(size)).run(lookahead, 1)
-    lengths, _ = World(0.8, 0.1, flat).run(lookahead, 20)
-    assert sum(map(bool, lengths)) > 14
 
 
 # ---------------------------------------------------------------------- options and free candidates

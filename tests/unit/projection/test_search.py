@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.support.toys import Toy, ToyAdapter, spelled
-from uag.projection import Scoring
 from uag.proposal import Warpers
 
 OPEN_ROWS = {"": {"th": 0.8, "the": 0.2}, "th": {"e": 0.9, "x": 0.1}}
@@ -43,7 +42,7 @@ def test_decisions_on_paper(
     assert proposal is not None
     assert proposal.target_id == (toy.target.eos_id if expected is None else toy.target.id_of(expected))
     assert proposal.confidence == pytest.approx(confidence, abs=1e-3)
-    assert toy.model.num_forwards == num_forwards
+    assert toy.num_forwards == num_forwards
     assert bytes(row.text) == committed.encode()
 
 
@@ -57,8 +56,7 @@ def test_noise_decides_between_nearly_equal_tokens_at_any_temperature(temperatur
     # the target generated only "x", so all three continue it
     toy = spelled("x a b c", "x xa xb xc", {"": {"xa": 0.334, "xb": 0.333, "xc": 0.333}, "x": {"$": 1.0}})
     noise = np.array([4.0, 4.0, 1.0, 0.25, 4.0], dtype=np.float32)
-    scoring = Scoring(toy.target.vocab_size, Warpers(temperature), noise)
-    proposal = toy.model.run(row := toy.row(b"x"), toy.projection.next_target(row, scoring))
+    proposal = toy.propose(toy.row(b"x"), warpers=Warpers(temperature), noise=noise)
     assert proposal is not None
     assert proposal.target_id == toy.target.id_of("c")
 
@@ -86,13 +84,13 @@ def test_an_unfinished_character_is_completed(whole: bool) -> None:
 def test_without_passes_only_known_distributions_propose() -> None:
     toy = spelled("a b", "a b", {"": {"a": 1.0}})
     row = toy.row()
-    assert toy.model.run(row, toy.projection.next_target(row, toy.scoring(may_feed=False))) is None
-    assert toy.model.num_forwards == 0
+    assert toy.propose(row, may_feed=False) is None
+    assert toy.num_forwards == 0
     assert toy.propose(row) is not None
-    known = toy.model.run(row, toy.projection.next_target(row, toy.scoring(may_feed=False)))
+    known = toy.propose(row, may_feed=False)
     assert known is not None
     assert known.target_id == toy.target.id_of("a")
-    assert toy.model.num_forwards == 1
+    assert toy.num_forwards == 1
 
 
 def test_text_that_the_draft_cannot_write_needs_no_pass() -> None:
@@ -100,7 +98,7 @@ def test_text_that_the_draft_cannot_write_needs_no_pass() -> None:
     row = toy.row(b"x")
     for _ in range(2):
         assert toy.propose(row) is not None
-    assert (toy.model.num_forwards, toy.model.num_tokens) == (1, 1)
+    assert (toy.num_forwards, toy.num_tokens) == (1, 1)
 
 
 def test_passes_that_leave_the_path_are_bounded() -> None:
@@ -109,9 +107,9 @@ def test_passes_that_leave_the_path_are_bounded() -> None:
     target = "a b c x y z ax ay az bx by bz cx cy cz"
     counts = []
     for max_branches in (0, 1, 2, 3):
-        toy = spelled(target, "a b c x y z", rows, behind, max_branches)
+        toy = spelled(target, "a b c x y z", rows, behind, max_branches=max_branches)
         assert toy.propose(toy.row()) is not None
-        counts.append(toy.model.num_forwards)
+        counts.append(toy.num_forwards)
     assert counts == [2, 3, 4, 4]
 
 
@@ -119,9 +117,9 @@ def test_the_draft_reads_no_token_twice() -> None:
     toy = spelled("a b x", "a b x", {}, {"x": 1.0})
     row = toy.row()
     toy.propose(row)
-    assert toy.model.num_tokens == 1
+    assert toy.num_tokens == 1
     for number, text in enumerate([b"a", b"b", b"b", b"a", b"b"], start=2):
         row.accept(0, [toy.target.id_of(text)])
         for _ in range(2):
             assert toy.propose(row) is not None
-        assert toy.model.num_tokens == number
+        assert toy.num_tokens == number
