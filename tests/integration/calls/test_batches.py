@@ -162,7 +162,7 @@ def test_other_sizes(num_rows: int) -> None:
 def test_stop_strings_that_straddle_tokens(mode: str, ends: str) -> None:
     kinds = ("auto", "lookup", "plain")
     assert ended_early(check(STORY_PAIRS[2], 4, mode, kinds, ends, seed=4, new=32))
-    longer_tokens = [ended_early(check(STORY_PAIRS[1], 1, mode, (5,), ends, seed, new=32)) for seed in (3, 4, 5)]
+    longer_tokens = [ended_early(check(STORY_PAIRS[1], 1, mode, (5,), ends, seed, new=32)) for seed in (3, 5)]
     assert any(longer_tokens)
 
 

@@ -142,7 +142,7 @@ def _quiet() -> Any:
         yield
 
 
-@pytest.mark.parametrize("num", [40, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num", [30, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_four_threads_with_an_assistant_each(num: int) -> None:
     """The models, the tokenizers and their caches are shared. Nothing grows after the first 500 calls, or is kept."""
     used = assistants()
