@@ -77,13 +77,13 @@ def build_arms(
     check_arm_names(names)
     target, tokenizer = pair.target, pair.target_tokenizer
     lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
-    options: dict[str, Any] = {"fixed_width": fixed_width, "compile_draft": compile_draft}
+    assistant = partial(Assistant, fixed_width=fixed_width, compile_draft=compile_draft)
     builders: dict[str, Callable[[], Arm]] = {
         "plain": lambda: Arm("plain", target.generate),
         "transformers": lambda: Arm("transformers", _transformers_own(pair)),
         "prompt-lookup": lambda: Arm("prompt-lookup", lookup),
         WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, fixed_width),
-        "uag": lambda: assisted("uag", Assistant(pair.draft, pair.draft_tokenizer, tokenizer, **options), target),
+        "uag": lambda: assisted("uag", assistant(pair.draft, pair.draft_tokenizer, tokenizer), target),
     }
     return [builders[name]() for name in names]
 

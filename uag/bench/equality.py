@@ -65,6 +65,11 @@ def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Differen
     return Difference(row, step, plain_id, arm_id)
 
 
+def is_half(model: Any) -> bool:
+    """Whether a model computes in bfloat16 or float16."""
+    return model.dtype in (torch.bfloat16, torch.float16)
+
+
 @torch.no_grad()
 def is_rounding(
     model: Any,
@@ -80,23 +85,23 @@ def is_rounding(
     Args:
         model: the target.
         inputs: the prompts, from `uag.loading.encode`.
-        plain_ids: [batch, num_steps].
-        difference: between `plain_ids` and the arm's output.
-        temperature: 0 for greedy.
-        seed: of the sampling.
+        plain_ids: plain decoding's output, [batch, num_steps].
+        difference: between plain decoding's output and the arm's.
+        temperature: of the sampling; 0 for greedy.
+        seed: what `torch.manual_seed` was called with before the sampling.
     """
     plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
     if plain_id is None or arm_id is None:
         return False
     forms = _forms(model, inputs, plain_ids.to(device), difference)
     alone = next(forms)
-    noise, is_half = torch.zeros_like(alone), model.dtype.itemsize < 4
-    change = max(float((alone - block).abs().max()) for block in forms) if is_half else 0.0
+    noise, in_half = torch.zeros_like(alone), is_half(model)
+    change = max(float((alone - block).abs().max()) for block in forms) if in_half else 0.0
     if temperature:  # plain decoding adds the noise to logit / temperature
         drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)
         noise = temperature * drawn.to(alone.device)
     alone = alone + noise
-    if is_half:
+    if in_half:
         return bool(alone[[plain_id, arm_id]].min() > alone.max() - 2.0 * change)
     if int(alone.argmax()) != plain_id or abs(alone[plain_id] - alone[arm_id]) >= MARGIN:
         return False

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, build_arms, check_arm_names, run_arm
-from uag.bench.equality import first_difference, is_rounding
+from uag.bench.equality import first_difference, is_half, is_rounding
 from uag.bench.prompts import Prompt
 from uag.bench.report import Record
 from uag.errors import OptionError
@@ -168,6 +168,6 @@ class _Batch:
             and is_rounding(pair.target, self.inputs, reference_ids, difference, **sampling)
         ):
             return where, None
-        is_half = is_plain and pair.target.dtype in (torch.bfloat16, torch.float16)
-        hint = ", by more than rounding explains (compare in float32, or with a fixed width)" if is_half else ""
+        advice = ", by more than rounding explains (compare in float32, or with a fixed width)"
+        hint = advice if is_plain and is_half(pair.target) else ""
         return where, f"differs from {name} at {where}{hint}"

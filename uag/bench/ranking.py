@@ -88,8 +88,9 @@ def rank(
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
-            own: dict[str, Any] = {"fixed_width": width, "compile_draft": options.compile_draft}
-            assistant = Assistant(draft, tokenizers[name], tokenizer, **own)
+            assistant = Assistant(
+                draft, tokenizers[name], tokenizer, fixed_width=width, compile_draft=options.compile_draft
+            )
             assistant.check(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             losses[name] = from_tokenizer(tokenizers[name]).loss

@@ -68,7 +68,11 @@ class Writing:
 
 
 def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Choose the prompts to measure on, evenly spaced: a tenth of two or more, at least one and at most 32."""
+    """Choose the prompts to measure on, evenly spaced: a tenth, at least one and at most 32.
+
+    Raises:
+        OptionError: fewer than two prompts.
+    """
     if len(prompts) < 2:
         raise OptionError("at least two prompts are needed: one is held out for the evaluation")
     return spread(list(prompts), max(1, min(_MOST_HELD_OUT, len(prompts) // 10)))
@@ -103,7 +107,11 @@ def to_write(
 
 
 def written_elsewhere(tokenizer: Any, prompts: Sequence[Prompt], *, is_chat: bool) -> list[Text]:
-    """Return the texts of a file that contains the target's output for every prompt; they count as greedy."""
+    """Return the texts of a file that contains the target's outputs; they count as greedy.
+
+    Raises:
+        OptionError: an output is missing.
+    """
     adapter = from_tokenizer(tokenizer)
     texts = []
     for number, prompt in enumerate(prompts):

@@ -43,10 +43,14 @@ class OptionalSources:
 
         Args:
             other: the call's drafter without these sources; None if there is none.
-            prediction: see `read_predictions`.
+            prediction: see `read_predictions`; None for a call without predictions.
             model: the target.
             num_rows: number of rows of the batch.
             tokenizer: the target's tokenizer; None for the one saved with its weights.
+
+        Raises:
+            OptionError: the prediction is invalid, or has ids that the target lacks.
+            PairError: the prediction is text, and no tokenizer is known; or the memory has ids of another tokenizer.
         """
         predictions = read_predictions(prediction, num_rows)
         texts = [text for of_row in predictions for text in of_row]

@@ -26,6 +26,9 @@ class Cells:
         num_sequences: maximum number of sequences.
         num_outputs: maximum number of tokens of a pass whose scores are requested.
         num_threads: threads per pass.
+
+    Raises:
+        LlamaError: llama.cpp cannot allocate the cache.
     """
 
     def __init__(
@@ -52,10 +55,16 @@ class Cells:
     def decode(
         self, ids: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]], wanted: Sequence[bool]
     ) -> npt.NDArray[np.float32]:
-        """Run one pass over at most `NUM_BATCH` tokens; a token attends to earlier ones of the sequences it belongs to.
+        """Run one pass over at most `NUM_BATCH` tokens.
+
+        Args:
+            ids: the tokens.
+            positions: their positions.
+            sequences: the sequences that each token belongs to; it attends to their earlier tokens.
+            wanted: whether the scores after each token are requested.
 
         Returns:
-            Logits [num_wanted, vocab_size] after the tokens that are `wanted`, valid until the next pass.
+            Logits [num_wanted, vocab_size], valid until the next pass.
 
         Raises:
             LlamaError: the pass failed.

@@ -65,7 +65,9 @@ class Line:
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); without measurements, those known in advance.
 
-        These are a point `start`, used for the slope if all measurements have one length, and a slope; 0 if none is.
+        Args:
+            start: a point known in advance, used for the slope if all measurements have one length.
+            guess: a slope known in advance; 0 if none is.
         """
         if not self.points:
             return start[1], guess
@@ -147,9 +149,12 @@ class Costs:
         return Prices(plain_s, plain_s, 0.0 if self.is_flat else _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
 
     def reading_s(self, num_tokens: int, target_s: float, candidate_s: float) -> float:
-        """Predict the seconds in which the draft reads a prompt that the target read in `target_s`.
+        """Predict the seconds in which the draft reads a prompt.
 
-        `candidate_s` are the seconds of drafting one candidate.
+        Args:
+            num_tokens: size of the prompt.
+            target_s: seconds in which the target read it.
+            candidate_s: seconds of drafting one candidate.
         """
         guess_s = min(self.size_ratio * target_s, num_tokens * candidate_s)
         if not self.reading.points:

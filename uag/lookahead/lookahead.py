@@ -135,7 +135,8 @@ class Lookahead:
     def plan(self, num_rows: int | None = None) -> int:
         """Return the maximum number of candidates for this round; 0 for plain decoding.
 
-        `num_rows` are active now, if not all rows of the call; costs depend on it.
+        Args:
+            num_rows: rows that are active now, if not all rows of the call; costs depend on it.
         """
         if num_rows is not None and (num_rows - 1).bit_length() != self._num_doublings:
             self._set_rows(num_rows)

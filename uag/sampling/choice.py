@@ -30,7 +30,12 @@ class Choice:
     is_sequential = False
 
     def choose(self, scores: torch.Tensor, places: Places, candidates: Candidates) -> torch.Tensor:  # noqa: ARG002
-        """Select from processed scores [num, vocab_size], with the place and the candidate (or None) of each line.
+        """Select from processed scores [num, vocab_size].
+
+        Args:
+            scores: the output of the logits processors.
+            places: output step and batch row of each line.
+            candidates: the candidate of each line, or None.
 
         Returns:
             [num] target ids; -1 where the scores are not a valid distribution.
@@ -95,7 +100,9 @@ def argmax(scores: torch.Tensor) -> torch.Tensor:
 class Rejecting(Choice):
     """Rejection sampling, which uses the distribution that a candidate was drawn from (`uag.sampling.rejection`).
 
-    A seed is drawn once from `generator`; None for the device's default.
+    Args:
+        device: device of the target's scores.
+        generator: generator from which a seed is drawn once; None for the device's default.
     """
 
     mode = "reject"
@@ -127,9 +134,13 @@ class Rejecting(Choice):
 def make_choice(
     sampling: str | None, shape: tuple[int, int], device: torch.device, generator: torch.Generator | None
 ) -> Choice:
-    """Return the selection rule of a call: "shared-noise" or "rejection"; None for greedy decoding.
+    """Return the selection rule of a call.
 
-    `shape` is the number of rows and the size of the target's head. With no `generator`, the device's default is used.
+    Args:
+        sampling: "shared-noise" or "rejection"; None for greedy decoding.
+        shape: number of rows, and size of the target's head.
+        device: device of the target's scores.
+        generator: generator to sample from; None for the device's default.
     """
     if sampling == "rejection":
         return Rejecting(device, generator)

@@ -19,10 +19,16 @@ _NO_ID = (1 << 31) - 1
 
 
 class RequestDrafter:
-    """Drafts for the requests that an engine runs, each of which accepts at most `most_candidates`.
+    """Drafts for the requests that an engine runs.
 
-    Ids at or above `vocab_size`, the size of the target's head, are not proposed. `min_confidence` and
-    `max_cached_tokens` are as in `uag.vllm.Settings`.
+    Args:
+        model, pair: the draft model and the tokenizers.
+        vocab_size: size of the target's head; ids at or above it are not proposed.
+        most_candidates: maximum number of candidates that the engine accepts per request.
+        min_confidence, max_cached_tokens: as in `uag.vllm.Settings`.
+
+    Raises:
+        UnsupportedError: the draft cannot draft.
     """
 
     def __init__(

@@ -38,7 +38,10 @@ class Pace:
     def plan(self, sizes: Sequence[int], num_requests: int, now: float) -> int:
         """Learn from the step that has just ended, and return the maximum number of candidates per request.
 
-        `num_requests` can take candidates now. `sizes` are the numbers of ids of all requests; empty if one cannot.
+        Args:
+            sizes: number of ids of each request; empty if a request cannot take candidates now.
+            num_requests: number of requests that can take candidates.
+            now: time of the engine's call, in seconds.
         """
         if not self._has_clock:
             self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_special=True))
@@ -67,9 +70,14 @@ class Pace:
         )
 
     def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, began_rows: bool) -> None:
-        """Record a round, which ends `now`; `began_rows` if the draft read the prompts of new requests.
+        """Record a round.
 
-        `sizes` are as in `plan`; `lengths` are the numbers of candidates of the requests that can take some.
+        Args:
+            sizes: as in `plan`.
+            lengths: number of candidates of each request that can take candidates.
+            draft_s: seconds of drafting.
+            now: time at which the candidates are returned, in seconds.
+            began_rows: whether the draft read the prompts of new requests.
         """
         self._sizes, self._lengths = list(sizes), list(lengths)
         self._draft_s, self._ended, self._began_rows = draft_s, now, began_rows

@@ -94,9 +94,13 @@ class Request:
 
 @dataclass
 class RequestPool:
-    """The requests whose rows are kept in up to `max_cached_tokens` slots.
+    """The requests whose rows are kept.
 
     Attributes:
+        maker: creates rows.
+        model: the draft.
+        max_cached_tokens: slots of the draft's cache, including parked rows.
+        stats: updated in place.
         active: the rows in the draft's batch, in order, by position in the engine's batch.
         parked: the rows outside it, least recently used first.
     """

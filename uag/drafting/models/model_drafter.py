@@ -80,7 +80,13 @@ def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
 class ModelDrafter(Drafter):
     """Candidates from a draft model; the draft passes of all rows are batched.
 
-    `pair` is as in `RowMaker`, and `compile_draft` as in `open_passes`, whose errors it raises.
+    Args:
+        model: the draft model.
+        pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
+        compile_draft: see `CompiledDraft`.
+
+    Raises:
+        UnsupportedError: the model cannot draft.
     """
 
     source = "draft model"

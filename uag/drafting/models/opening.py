@@ -26,10 +26,7 @@ def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool =
     if not isinstance(draft, GgufDraft):
         check_draft(draft)
         uncompiled = StatefulDraft if models.state_layers(draft) else DraftModel
-        passes = (CompiledDraft if compile_draft else uncompiled)(draft, num_ids)
-        if type(passes) is DraftModel and passes.device.type != "cpu":
-            passes.counts.advice = "on a GPU, compile_draft=True makes passes several times faster (docs/gpu.md)"
-        return passes
+        return (CompiledDraft if compile_draft else uncompiled)(draft, num_ids)
     if compile_draft:
         raise UnsupportedError(
             f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "

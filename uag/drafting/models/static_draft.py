@@ -41,6 +41,8 @@ class CompiledDraft(DraftModel):
         UnsupportedError: the model cannot draft, or cannot use a static cache.
     """
 
+    advice_on_a_gpu = ""  # it is followed already
+
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         super().__init__(model, num_ids)
         reason = self._why_not()

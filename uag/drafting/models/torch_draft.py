@@ -30,11 +30,17 @@ bfloat16 products are slow; decrease to speed up wide passes on CPUs whose produ
 
 
 class DraftModel(Passes):
-    """Runs draft passes of a transformers model; see `Passes`. An encoder reads the re-tokenized source.
+    """Runs draft passes of a transformers model; see `Passes`.
+
+    Args:
+        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
+        num_ids: see `Passes`.
 
     Raises:
-        UnsupportedError: see `check_draft`.
+        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
     """
+
+    advice_on_a_gpu = "on a GPU, compile_draft=True makes passes several times faster (docs/gpu.md)"
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         check_draft(model)
@@ -43,7 +49,6 @@ class DraftModel(Passes):
         super().__init__(model.__class__.__name__, counts, size, max_positions, num_ids)
         self.model = model
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
-        self.device = wrapped.device_of(model)
         inputs = wrapped.inputs_of(model)
         self._cache_name = str(wrapped.cache_name(model))
         self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
@@ -59,6 +64,7 @@ class DraftModel(Passes):
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
         self.device = wrapped.device_of(self.model)  # it may have been moved since the last call
+        self.counts.advice = "" if self.device.type == "cpu" else self.advice_on_a_gpu
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
         self._evaluating = partial(in_evaluation, self.model) if is_training(self.model) else nullcontext
         self._prepare()
@@ -126,10 +132,12 @@ class DraftModel(Passes):
         return [draft_id if draft_id < self._num_embeddings else 0 for draft_id in draft_ids]
 
     def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
-        """Run one pass after the slots that are in use, over ids and positions [2, num_rows, width].
+        """Run one pass after the slots that are in use.
 
-        Returns:
-            Logits [num_rows, width, vocab_size], or of the last `kept` positions, which are needed.
+        Args:
+            requests: as in `feed`.
+            inputs: [2, num_rows, width], ids and positions.
+            kept: number of last distributions that are needed; logits [num_rows, kept or width, vocab_size] return.
         """
         _, num_rows, width = inputs.shape
         ids, positions = torch.from_numpy(inputs).to(self.device)
