@@ -49,7 +49,7 @@ def timed(function: Callable[..., Any], name: Callable[..., str]) -> Callable[..
 def time_parts(model: Any) -> None:
     """Time the parts of a model's passes."""
     size = "{1} x {0}".format
-    kernel.product = timed(kernel.product, lambda *args: f"linear {size(*args[1].t().shape)}")
+    kernel.linear = timed(kernel.linear, lambda *args: f"linear {size(*args[1].t().shape)}")
     torch.nn.Linear.forward = timed(torch.nn.Linear.forward, lambda layer, _: f"linear {size(*layer.weight.t().shape)}")
     attention = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
     ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation] = timed(attention, lambda *_: "attention")

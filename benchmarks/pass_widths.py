@@ -38,14 +38,14 @@ def main() -> None:
 @torch.inference_mode()
 def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[common.Row]:
     """Yield each arm's medians."""
-    model, bits = load_model(name, dtype=dtype, device="cpu"), kernel.BITS
+    model, bits = load_model(name, dtype=dtype, device="cpu"), kernel.LEVEL
     ids = torch.arange(100, 100 + max(arguments.context, max(WIDTHS)))[None]
     cache = DynamicCache(config=model.config)
     model(ids[:, : arguments.context], **{CACHE: cache})
     seconds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for trial in range(arguments.trials + 1):
         for width in WIDTHS:
-            for arm, kernel.BITS in (("kernel", bits), ("forms", 0)):
+            for arm, kernel.LEVEL in (("kernel", bits), ("forms", "")):
                 with FastProducts(model, has_half=True).in_place():
                     start = time.perf_counter()
                     model(ids[:, :width], **{CACHE: cache})
@@ -53,7 +53,7 @@ def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[co
                 cache.crop(-width)
                 if trial:  # the first warms up
                     seconds[arm, width].append(taken)
-    kernel.BITS = bits
+    kernel.LEVEL = bits
     for arm in ("kernel", "forms"):
         ms = {width: 1e3 * median(seconds[arm, width]) for width in WIDTHS}
         ratio = {width: value / ms[1] for width, value in ms.items()}

@@ -39,7 +39,7 @@ FORMS: dict[str, forms.Form] = {
     "as is": functional.linear,
     "blocks": forms.blocks,
     "oneDNN, weight first": forms.onednn_weight_first,
-    **({"kernel": kernel.product} if kernel.BITS else {}),
+    **({"kernel": kernel.linear} if kernel.LEVEL else {}),
 }
 COLUMNS = {
     "shape": "{shape}",

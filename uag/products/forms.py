@@ -59,14 +59,14 @@ def _find_instruction_set() -> str | None:
 INSTRUCTION_SET = _find_instruction_set()
 """The CPU's instruction set; None if no forms were measured for it or for this build of PyTorch."""
 
-IS_USED = bool(kernel.BITS) or INSTRUCTION_SET is not None
+IS_USED = bool(kernel.LEVEL) or INSTRUCTION_SET is not None
 """Whether products of few rows differ from `nn.Linear`'s at all."""
 
 
 def pick_form(num_rows: int) -> Form | None:
     """Return the form for a number of rows up to `MAX_ROWS`; None for the layer's own product."""
-    if kernel.BITS:
-        return kernel.product
+    if kernel.LEVEL:
+        return kernel.linear  # type: ignore[return-value]
     if INSTRUCTION_SET is None or (num_rows == 1 and INSTRUCTION_SET == "AVX2" and torch.get_num_threads() == 1):
         return None
     return blocks if num_rows == 1 else onednn_weight_first

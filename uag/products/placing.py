@@ -16,7 +16,7 @@ from uag.hf import foreign_code, inspection, models
 from uag.products import kernel
 from uag.products.forms import IS_USED, MAX_ROWS, pick_form
 
-_MIN_ENTRIES = 1 << (16 if kernel.BITS else 19)
+_MIN_ENTRIES = 1 << (16 if kernel.LEVEL else 19)
 """Smallest number of weights of a layer that uses another form; the kernel wins on smaller layers than the forms do.
 Decrease to cover smaller layers; increase to skip layers whose weights stay in the CPU cache, where their own product
 is as fast."""
@@ -40,7 +40,7 @@ class FastProducts:
         is_used = IS_USED and not foreign_code.is_product_replaced()
         is_excluded = model is None or not is_used or models.is_compiled(model) or bool(foreign_code.changes(model))
         modules = [] if is_excluded else inspection.modules(model)
-        dtypes = (torch.float32, torch.bfloat16) if has_half and kernel.BITS else (torch.float32,)
+        dtypes = (torch.float32, torch.bfloat16) if has_half and kernel.LEVEL else (torch.float32,)
         self._layers = [module for module in modules if _is_suitable(module, dtypes)]
 
     def __len__(self) -> int:
@@ -109,8 +109,9 @@ class _FastForward:
             x, weight, bias = args[0], self.parameters["weight"], self.parameters["bias"]
             if weight is not None and _is_usual(x, weight):
                 form = pick_form(x.numel() // weight.shape[1])
-                if form is not None:
-                    return form(x.contiguous(), weight, bias)  # rows with gaps take oneDNN hundreds of times longer
+                y = None if form is None else form(x.contiguous(), weight, bias)  # oneDNN is slow on rows with gaps
+                if y is not None:
+                    return y
         return nn.Linear.forward(layer, *args, **kwargs)
 
 

@@ -33,7 +33,7 @@ def test_without_the_kernel_the_rule_goes_by_rows_and_threads(
     instruction_set: str, one_row_one_thread: forms.Form | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forms, "INSTRUCTION_SET", instruction_set)
-    monkeypatch.setattr(kernel, "BITS", 0)
+    monkeypatch.setattr(kernel, "LEVEL", "")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     picked = [forms.pick_form(num_rows) for num_rows in (1, 2, forms.MAX_ROWS)]
     assert picked == [forms.blocks, forms.onednn_weight_first, forms.onednn_weight_first]
@@ -45,6 +45,6 @@ def test_a_processor_that_was_not_measured_keeps_its_own_products(monkeypatch: p
     model = torch.nn.Linear(1024, 1024).eval()
     assert len(FastProducts(model)) == 1
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    monkeypatch.setattr(kernel, "BITS", 0)  # test_kernel.py
+    monkeypatch.setattr(kernel, "LEVEL", "")  # test_kernel.py
     monkeypatch.setattr(placing, "IS_USED", runpy.run_path(forms.__file__)["IS_USED"])
     assert len(FastProducts(model)) == 0

@@ -82,7 +82,7 @@ def test_what_is_not_plain_is_never_touched(fast_rows: list[int]) -> None:
         None,
     ]
     assert len(FastProducts(model_of(nn.Linear(SIZE, SIZE)))) == 1
-    assert len(FastProducts(model_of(nn.Linear(256, 256)))) == bool(kernel.BITS)
+    assert len(FastProducts(model_of(nn.Linear(256, 256)))) == bool(kernel.LEVEL)
     assert [len(FastProducts(model)) for model in models] == [0] * len(models)
     assert not fast_rows
 
