@@ -61,11 +61,11 @@ class Assistant:
             sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).
         trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
             computes each token from that token and those before it, regardless of the width of the pass.
-        fast_products: use faster matrix products for a few rows on a CPU (see docs/products.md).
-        fixed_width: tokens per row of every pass of the target after the prompt, such as 8; shorter ones are padded.
-            Then ids, scores, logits and the generator's final state are the same for every draft and without one, bit
-            for bit in any dtype. Calls for which this cannot hold are refused (see docs/limits.md). None for as many
-            tokens as there are candidates, which is faster and in half precision rounds differently for each draft.
+        own_kernels: on a CPU, run the passes of target and draft with uag's kernels, which are faster for a few tokens
+            and compute a token in a block as they compute it alone (see docs/products.md).
+        draft_independent: refuse calls whose ids, scores, logits and generator state could depend on the draft in any
+            bit. On a CPU with uag's kernels, few calls do, and the option costs nothing. Elsewhere, every pass then has
+            the same width, which is slower (see docs/limits.md).
 
     Raises:
         UnsupportedError: the model cannot draft (no LM head, a state that cannot be copied).
@@ -99,8 +99,8 @@ class Assistant:
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
         trust_changes: bool = False,
-        fast_products: bool = True,
-        fixed_width: int | None = None,
+        own_kernels: bool = True,
+        draft_independent: bool = False,
     ) -> None:
         check_options(
             num_candidate_tokens=num_candidate_tokens,
@@ -108,10 +108,10 @@ class Assistant:
             prompt_lookup=prompt_lookup,
             compile_draft=compile_draft,
             trust_changes=trust_changes,
-            fast_products=fast_products,
+            own_kernels=own_kernels,
+            draft_independent=draft_independent,
             generator=generator,
             sampling=sampling,
-            fixed_width=fixed_width,
         )
         check_draft_options(draft, drafter, compile_draft)
         self.draft, self.draft_tokenizer = open_draft(draft, draft_tokenizer)
@@ -119,8 +119,8 @@ class Assistant:
         self.generator = generator
         self.sampling = sampling
         self.trust_changes = trust_changes
-        self.fast_products = fast_products
-        self.fixed_width = fixed_width
+        self.own_kernels = own_kernels
+        self.draft_independent = draft_independent
         self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
         self.prediction, self.memory = prediction, as_memory(memory)
         self.stats = Stats()
@@ -181,8 +181,8 @@ class Assistant:
                 per round.
 
         Raises:
-            UnsupportedError: the generation mode cannot be assisted (beam search), or `fixed_width` cannot keep its
-                promise.
+            UnsupportedError: the generation mode cannot be assisted (beam search), or `draft_independent` cannot
+                keep its promise.
             PairError: the draft cannot work with this target.
             OptionError: something else than a target, another draft, an empty prompt, or an invalid number of
                 candidates was passed.
@@ -228,11 +228,11 @@ class Assistant:
             UnsupportedError: the generation mode cannot be assisted, or a custom drafter is busy with another call.
         """
         door.refuse_prepared(model, generation_config)
-        check_options(num_assistant_tokens=num_assistant_tokens, fixed_width=self.fixed_width, sampling=self.sampling)
+        check_options(num_assistant_tokens=num_assistant_tokens)
         streamer = door.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()
         try:
-            with inspection.inspected_once(model), switched(self.fast_products):
+            with inspection.inspected_once(model), switched(self.own_kernels):
                 call = Call(
                     model=model,
                     input_ids=input_ids,
@@ -247,7 +247,7 @@ class Assistant:
                     ranks=Ranks.of(model),
                     is_synced=passes.is_synced(model) if synced_gpus is None else synced_gpus,
                     trust_changes=self.trust_changes,
-                    fixed_width=self.fixed_width,
+                    draft_independent=self.draft_independent,
                 )
                 drafter, is_assumed = free._drafter_for(call, prediction, tokenizer, stats)
                 lookahead = free.lookahead

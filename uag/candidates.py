@@ -21,6 +21,7 @@ from uag.decoding import Call, Ranks, examine
 from uag.drafting import Ask, Drafter, Pairing
 from uag.hf import passes
 from uag.lookahead import Lookahead
+from uag.products import switched
 from uag.projection import Scoring
 from uag.proposal import num_equal
 from uag.sampling import DraftRules
@@ -54,10 +55,11 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
     ) -> None:
         self.drafter = drafter
         weakref.finalize(self, drafter.release).atexit = False  # transformers' loop does not say when it ends
-        verdict = examine(call)
+        with switched(is_on=False):  # transformers' loop runs the target's passes
+            verdict = examine(call)
         reason = verdict.fallback  # transformers shows processors the steps after a rejected candidate, too
         self._limits = None if reason else verdict.limits
-        self._first_length = call.input_ids.shape[1] if verdict.prompt_alone else 0  # gets no candidates
+        self._first_length = call.input_ids.shape[1]  # gets no candidates
         if reason:
             remember(call.model, Stats(fallbacks=[reason]))
         self._call, self._ranks = call, Ranks.of(call.model)

@@ -30,11 +30,11 @@ _assistants = weakref.WeakKeyDictionary()
 """The assistants by draft and target."""
 
 _lock = threading.Lock()
-_options: dict[str, Any] = {"trust_changes": False, "fixed_width": None}
+_options: dict[str, Any] = {"trust_changes": False, "draft_independent": False}
 """The arguments of the last `install`."""
 
 
-def install(trust_changes: bool | None = None, fixed_width: int | None = None) -> None:
+def install(trust_changes: bool | None = None, draft_independent: bool | None = None) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
@@ -45,15 +45,15 @@ def install(trust_changes: bool | None = None, fixed_width: int | None = None) -
 
     Args:
         trust_changes: as in `uag.Assistant`; None keeps the value of the last `install`, at first False.
-        fixed_width: as in `uag.Assistant`, for the calls that uag handles; None keeps the last value, at first None.
-            `uninstall` resets both.
+        draft_independent: as in `uag.Assistant`, for the calls that uag handles; None keeps the last value, at first
+            False. `uninstall` resets both.
 
     Raises:
-        OptionError: the width is not a whole number from 2 to 64.
+        OptionError: an option is neither True, False nor None.
         CompatibilityError: this transformers release lacks an internal name that uag needs.
     """
     check()
-    passed = {"trust_changes": trust_changes, "fixed_width": fixed_width}
+    passed = {"trust_changes": trust_changes, "draft_independent": draft_independent}
     given = {name: value for name, value in passed.items() if value is not None}
     check_options(**given)
     with _lock:
@@ -66,7 +66,7 @@ def uninstall() -> None:
     door.remove_route(_route_installed)
     with _lock:
         _assistants.clear()
-        _options.update(trust_changes=False, fixed_width=None)
+        _options.update(trust_changes=False, draft_independent=False)
     forget_drafts()
 
 
@@ -131,7 +131,8 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
                 assistant.draft_refusal = str(error)
             known.append(assistant)
             del known[:-_MAX_PER_PAIR]
-        assistant.trust_changes, assistant.fixed_width = _options["trust_changes"], _options["fixed_width"]
+        assistant.trust_changes = _options["trust_changes"]
+        assistant.draft_independent = _options["draft_independent"]
     return assistant
 
 

@@ -9,10 +9,6 @@ from uag.errors import OptionError, PairError
 
 _SAMPLING = ("shared-noise", "rejection")
 
-_WIDEST = 64
-"""Largest fixed width. Increase to verify longer predictions in one pass; decrease to bound the first call's trial,
-which runs as many passes as a pass has tokens."""
-
 
 def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -21,10 +17,6 @@ def _is_whole(value: Any, least: int) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_candidate_tokens": (lambda v: v is None or _is_whole(v, 1), "a whole number of 1 or more, or None"),
     "num_assistant_tokens": (lambda v: v is None or _is_whole(v, 0), "a whole number of 0 or more, or None"),
-    "fixed_width": (
-        lambda v: v is None or (_is_whole(v, 2) and v <= _WIDEST),
-        f"a whole number from 2 to {_WIDEST}, or None",
-    ),
     "min_confidence": (lambda v: isinstance(v, int | float) and 0.0 <= v <= 1.0, "a number from 0 to 1"),
     "generator": (
         lambda v: v is None or isinstance(v, torch.Generator),
@@ -36,26 +28,19 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_options(**options: Any) -> None:
-    """Raise for the first invalid option, or if some contradict a fixed width; those without a rule are switches.
+    """Raise for the first invalid option, or if two contradict each other; those without a rule are switches.
 
     Raises:
-        OptionError: a wrong type or value, or too many candidates or rejection sampling with a fixed width.
+        OptionError: a wrong type or value, or rejection sampling with `draft_independent`.
     """
     for name, value in options.items():
         is_valid, expected = _RULES.get(name, (lambda v: isinstance(v, bool), "True or False"))
         if not is_valid(value):
             raise OptionError(f"{name}={value!r} must be {expected}.")
-    fixed_width = options.get("fixed_width")
-    num_candidates = options.get("num_candidate_tokens") or options.get("num_assistant_tokens") or 0
-    if fixed_width is not None and num_candidates >= fixed_width:
+    if options.get("draft_independent") and options.get("sampling") == "rejection":
         raise OptionError(
-            f"A pass of fixed_width={fixed_width} tokens has room for {fixed_width - 1} candidates, not for "
-            f"{num_candidates}. Pass fewer, or a larger width."
-        )
-    if fixed_width is not None and options.get("sampling") == "rejection":
-        raise OptionError(
-            "fixed_width promises the same output for every draft, and sampling='rejection' returns another sample for "
-            "each. Use the default sampling='shared-noise'."
+            "draft_independent=True promises the same output for every draft, and sampling='rejection' returns another "
+            "sample for each. Use the default sampling='shared-noise'."
         )
 
 

@@ -65,6 +65,9 @@ class Stats(RowStats):
         dtypes: dtypes of the target and the draft if they differ; empty otherwise, and for a GGUF file.
         not_drafting: why less than half of the rounds were allowed to use draft passes, or why no source proposed a
             candidate; empty otherwise.
+        is_draft_independent: whether the output is, bit for bit, what the same call gives with any other draft, or
+            without one (see docs/limits.md).
+        draft_dependence: why it may round differently, phrased to follow "the target"; empty otherwise.
         fallbacks: why the call, or a part of it, fell back.
     """
 
@@ -88,6 +91,8 @@ class Stats(RowStats):
     sources: list[list[str]] = field(default_factory=list, repr=False)
     dtypes: str = ""
     not_drafting: str = ""
+    is_draft_independent: bool = False
+    draft_dependence: str = ""
     fallbacks: list[str] = field(default_factory=list)
 
     @property
@@ -171,10 +176,15 @@ class Stats(RowStats):
             f"{self.num_accepted_tokens} of {self.num_candidate_tokens} candidates",
             f"time: {time}",
             f"accepted: {', '.join(sources) or 'no candidates'}",
+            f"draft-independent: {self._independence()}",
             f"fall-backs: {'; '.join(self.fallbacks) or 'none'}",
             *([f"dtypes: {self.dtypes}"] if self.dtypes else ()),
             *([f"not drafting: {self.not_drafting}"] if self.not_drafting else ()),
         ]
+
+    def _independence(self) -> str:
+        why = f"the target {self.draft_dependence}" if self.draft_dependence else "each draft gives another sample"
+        return "yes, bit for bit" if self.is_draft_independent else f"up to rounding, since {why}"
 
 
 @dataclass

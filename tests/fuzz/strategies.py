@@ -75,7 +75,7 @@ OPTIONS: dict[str, Any] = {
 """Options of any call; those that uag refuses come last."""
 
 _SETTINGS: dict[str, Any] = {
-    "fast_products": st.just(False),
+    "own_kernels": st.just(False),
     "min_confidence": st.sampled_from((0.3, 0.9)),
     "prompt_lookup": st.just(False),
 }

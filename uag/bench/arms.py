@@ -68,21 +68,21 @@ class Arm:
 
 
 def build_arms(
-    pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int | None = None, compile_draft: bool = False
+    pair: Pair, names: Sequence[str] = ARM_NAMES, *, draft_independent: bool = False, compile_draft: bool = False
 ) -> list[Arm]:
     """Build the named arms for a pair.
 
-    With `fixed_width`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
+    With `draft_independent`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
     """
     check_arm_names(names)
     target, tokenizer = pair.target, pair.target_tokenizer
     lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
-    assistant = partial(Assistant, fixed_width=fixed_width, compile_draft=compile_draft)
+    assistant = partial(Assistant, draft_independent=draft_independent, compile_draft=compile_draft)
     builders: dict[str, Callable[[], Arm]] = {
         "plain": lambda: Arm("plain", target.generate),
         "transformers": lambda: Arm("transformers", _transformers_own(pair)),
         "prompt-lookup": lambda: Arm("prompt-lookup", lookup),
-        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, fixed_width),
+        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, draft_independent),
         "uag": lambda: assisted("uag", assistant(pair.draft, pair.draft_tokenizer, tokenizer), target),
     }
     return [builders[name]() for name in names]
@@ -97,14 +97,14 @@ def check_arm_names(names: Sequence[str]) -> None:
 
 def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
     """Return the arm of an assistant and a target."""
-    reference = "plain" if note or assistant.fixed_width is None else WITHOUT_DRAFT
+    reference = "plain" if note or not assistant.draft_independent else WITHOUT_DRAFT
     return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats, note, reference)
 
 
-def without_draft(tokenizer: Any, target: Any, fixed_width: int | None) -> Arm:
-    """Return the arm of uag's passes alone; those of a fixed width round differently from plain decoding's."""
-    note = "" if fixed_width is None else f"run in passes of {fixed_width} tokens"
-    return assisted(WITHOUT_DRAFT, Assistant(None, None, tokenizer, fixed_width=fixed_width), target, note)
+def without_draft(tokenizer: Any, target: Any, draft_independent: bool) -> Arm:
+    """Return the arm of uag's passes alone, which round differently from plain decoding's."""
+    note = "run by uag's own passes" if draft_independent else ""
+    return assisted(WITHOUT_DRAFT, Assistant(None, None, tokenizer, draft_independent=draft_independent), target, note)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:

@@ -39,7 +39,7 @@ class BenchOptions:
         is_chat: make each prompt a user turn of the target's chat template.
         cache: the `cache_implementation` of every call; None for transformers' default.
         is_compiled: compile the passes after the prompt of every call; needs a static cache.
-        fixed_width: of uag's arms, as in `uag.Assistant`; uag-no-draft is then always measured, as their reference.
+        draft_independent: of uag's arms, as in `uag.Assistant`; uag-no-draft is then measured, as their reference.
         compile_draft: of the arm uag, as in `uag.Assistant`.
     """
 
@@ -52,7 +52,7 @@ class BenchOptions:
     is_chat: bool = False
     cache: str | None = None
     is_compiled: bool = False
-    fixed_width: int | None = None
+    draft_independent: bool = False
     compile_draft: bool = False
 
     def __post_init__(self) -> None:
@@ -91,9 +91,9 @@ def measure(
     decoding; None for those in the options.
     """
     if arms is None:
-        first = ["plain"] if options.fixed_width is None else ["plain", WITHOUT_DRAFT]
+        first = ["plain", WITHOUT_DRAFT] if options.draft_independent else ["plain"]
         names = [*first, *(name for name in options.arm_names if name not in first)]
-        arms = build_arms(pair, names, fixed_width=options.fixed_width, compile_draft=options.compile_draft)
+        arms = build_arms(pair, names, draft_independent=options.draft_independent, compile_draft=options.compile_draft)
     batches = [_Batch(pair, prompts, options, start) for start in range(0, len(prompts), options.batch_size)]
     max(batches, key=lambda batch: pair.prompt_width(batch.inputs)).warm_up(arms)
     num_runs = len(batches) * options.num_trials * len(arms)
@@ -119,7 +119,7 @@ class _Batch:
     def warm_up(self, arms: Sequence[Arm]) -> None:
         """Generate with each arm; its errors are reported when it is measured."""
         options = self.options.generate_options()
-        if not (self.options.is_compiled or self.options.compile_draft or self.options.fixed_width):
+        if not (self.options.is_compiled or self.options.compile_draft or self.options.draft_independent):
             options["max_new_tokens"] = _NUM_WARM_UP_TOKENS
         for arm in arms:
             with suppress(*PEER_ERRORS):

@@ -81,16 +81,14 @@ def rank(
     tokenizers = {name: load_tokenizer(name, role="draft") for name in drafts}
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
-    width = options.fixed_width
-    arms = [Arm("plain", model.generate), without_draft(tokenizer, model, width)]
+    own = {"draft_independent": options.draft_independent, "compile_draft": options.compile_draft}
+    arms = [Arm("plain", model.generate), without_draft(tokenizer, model, options.draft_independent)]
     refused: list[ArmSummary] = []
     losses: dict[str, str | None] = {}
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
-            assistant = Assistant(
-                draft, tokenizers[name], tokenizer, fixed_width=width, compile_draft=options.compile_draft
-            )
+            assistant = Assistant(draft, tokenizers[name], tokenizer, **own)
             assistant.check(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             losses[name] = from_tokenizer(tokenizers[name]).loss

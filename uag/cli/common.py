@@ -16,7 +16,7 @@ def _silence_messages(is_json: bool) -> bool:
 
 
 _DTYPE = "auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."
-_FIXED_WIDTH = "Tokens of each pass of the target, such as 8: the text is the same for every draft."
+_DRAFT_INDEPENDENT = "Refuse calls whose output could depend on the draft, even in rounding."
 _COMPILE_DRAFT = "Compile the draft's passes: several times faster on a GPU, after half a minute or more of compiling."
 _TARGET = "Hub name or folder of the target; default: the demo's."
 Target = Annotated[str | None, typer.Option(help=_TARGET)]
@@ -29,7 +29,7 @@ NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of e
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
-FixedWidth = Annotated[int | None, typer.Option(min=2, help=_FIXED_WIDTH)]
+DraftIndependent = Annotated[bool, typer.Option("--draft-independent", help=_DRAFT_INDEPENDENT)]
 CompileDraft = Annotated[bool, typer.Option("--compile-draft", help=_COMPILE_DRAFT)]
 AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
 

@@ -21,7 +21,7 @@ def generate(
     seed: common.Seed = 0,
     is_chat: common.IsChat = False,
     prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
-    fixed_width: common.FixedWidth = None,
+    draft_independent: common.DraftIndependent = False,
     compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
@@ -47,7 +47,7 @@ def generate(
 
     pair = load_pair(target, draft, dtype=dtype, device=device)
     models = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
-    assistant = Assistant(*models, fixed_width=fixed_width, compile_draft=compile_draft)
+    assistant = Assistant(*models, draft_independent=draft_independent, compile_draft=compile_draft)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if prompt is None:
         return _chat(pair, assistant, **options)

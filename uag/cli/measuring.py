@@ -57,7 +57,7 @@ def doctor(
     num_prompts: NumPrompts = 8,
     max_new_tokens: common.MaxNewTokens = 64,
     temperature: common.Temperature = 0.0,
-    fixed_width: common.FixedWidth = None,
+    draft_independent: common.DraftIndependent = False,
     compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
@@ -77,7 +77,7 @@ def doctor(
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         num_trials=1,
-        fixed_width=fixed_width,
+        draft_independent=draft_independent,
         compile_draft=compile_draft,
     )
     chosen = _choose(prompts, num_prompts)
@@ -107,7 +107,7 @@ def bench(
     is_chat: common.IsChat = False,
     cache: Annotated[str | None, typer.Option(help=_CACHE)] = None,
     is_compiled: Annotated[bool, typer.Option("--compile", help=_COMPILE)] = False,
-    fixed_width: common.FixedWidth = None,
+    draft_independent: common.DraftIndependent = False,
     compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
@@ -132,7 +132,7 @@ def bench(
         is_chat=is_chat,
         cache=cache,
         is_compiled=is_compiled,
-        fixed_width=fixed_width,
+        draft_independent=draft_independent,
         compile_draft=compile_draft,
     )
     chosen = _choose(prompts, num_prompts)
@@ -144,7 +144,7 @@ def bench(
         if as_json:
             typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
     if not as_json:
-        title = None if fixed_width is None else f"fixed width {fixed_width}: uag is compared with uag-no-draft"
+        title = "draft-independent: uag is compared with uag-no-draft" if draft_independent else None
         common.console.print(library.summary_table(library.summarize(records), title))
     if any(record.arm.startswith("uag") and record.refusal is not None for record in records):
         raise typer.Exit(1)

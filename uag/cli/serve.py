@@ -15,7 +15,7 @@ def serve(
     draft: common.Draft = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    fixed_width: common.FixedWidth = None,
+    draft_independent: common.DraftIndependent = False,
     compile_draft: common.CompileDraft = False,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Refuse longer prompts; default: the target's positions.")
@@ -39,7 +39,7 @@ def serve(
         port=port,
         dtype=dtype,
         device=device,
-        fixed_width=fixed_width,
+        draft_independent=draft_independent,
         compile_draft=compile_draft,
         max_prompt_tokens=max_prompt_tokens,
     )

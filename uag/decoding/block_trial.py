@@ -1,7 +1,10 @@
-"""The trial of a target: does a block of tokens have the same logits as single tokens?
+"""The trial of a target: does a block of tokens have the same logits as single tokens, and the same bits?
 
-It runs three passes over synthetic ids through `Target`, as a call does: a prompt, a block that is rolled back to its
-first token, and the block's second token alone. The second token's logits must be the same in both passes.
+It runs a few passes over synthetic ids through `Target`, as a call does, each one token later than the one before it.
+So the same tokens are computed at several places of blocks of several widths. With uag's kernels, their logits should
+be equal bit for bit. Then the number of candidates does not matter, and the draft cannot change the output in any
+dtype. Because bits can be equal by luck in bfloat16, the trial also looks for products of PyTorch, which round by the
+number of tokens.
 
 The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
 refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
@@ -9,11 +12,13 @@ refused, because plain decoding draws once per token and the generator's final s
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call, Candidates, Outcome
@@ -23,11 +28,15 @@ from uag.hf import foreign_code, models
 from uag.hf.cache import caches
 from uag.hf.inspection import is_training, modules
 from uag.hf.trials.once import DrawsError, once
+from uag.products import OwnKernels
 from uag.proposal import Proposal
 from uag.stats import Stats
 
-_PROMPT_LENGTH, _BLOCK_LENGTH = 6, 3
-"""The fewest tokens that exercise masks, positions and the rollback of the cache."""
+_PROMPT_LENGTH, _NUM_PADS = 6, 2
+"""Tokens of the trial's prompt, and how many of them the second row lacks. More would only take longer."""
+
+_WIDTHS = (9, 4, 2, 1)
+"""Tokens per row of the passes after the prompt. More widths would find more, and delay the first call longer."""
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
 """Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
@@ -37,16 +46,40 @@ float32 and 0.03 in bfloat16; real errors were 0.2 or more.
 """
 
 
-def refusal(call: Call) -> str:
-    """Return how blocks differ from single tokens, phrased to follow "the target", or an empty string.
+@dataclass(frozen=True)
+class Trial:
+    """What the trial of a target found.
 
-    Runs three passes, once per model and mode, on all ranks together.
+    Attributes:
+        refusal: how blocks differ from single tokens, phrased to follow "the target"; empty if they only round.
+        dependence: why the bits of a token's logits depend on the block, phrased to follow "the target"; empty if they
+            do not.
+        uses_kernels: whether uag's kernels compute what transformers computes.
+        everywhere: whether the kernels must also replace functions that forwards call themselves.
     """
-    model = call.model
-    failed = "could not be tested ({})".format
-    trial = once(model, "block", lambda: _compare(call), failed, _key(model))
-    reason = call.ranks.broadcast(trial)
-    return f"{reason} in training mode (call model.eval() first)" if reason and is_training(model) else reason
+
+    refusal: str = ""
+    dependence: str = ""
+    uses_kernels: bool = False
+    everywhere: bool = False
+
+
+def run(call: Call, *, is_untested: bool) -> Trial:
+    """Return the result of a call's trial, which runs once per model and mode, on all ranks together.
+
+    It runs for targets that uag's kernels compute, and for those that are untested.
+    """
+    model, num_rows = call.model, min(call.input_ids.shape[0], 2)
+    if not call.kernels and not is_untested:
+        return Trial(dependence=call.kernels.why_none)
+    trial = once(
+        model,
+        f"block of {num_rows} rows",
+        lambda: _try(call, is_untested),
+        lambda why: Trial(f"could not be tested ({why})"),
+        (_key(model), is_untested, len(call.kernels), torch.get_num_threads()),
+    )
+    return call.ranks.broadcast(trial)
 
 
 def _key(model: Any) -> Any:
@@ -58,40 +91,149 @@ def _key(model: Any) -> Any:
     return *kinds, tuple(numbers), repr(model.config)
 
 
-def _compare(call: Call) -> str:
-    before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002 - only read; layers may be dropped by them
-    ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
-    num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
-    prompt, block = torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device), ids[_PROMPT_LENGTH:]
+def _try(call: Call, is_untested: bool) -> Trial:
+    kernels, everywhere, dependence = call.kernels, False, call.kernels.why_none
     try:
-        passes = SyntheticPasses(call, prompt)
-        in_block, alone = passes.verify([block] * num_rows)[:, 1], passes.verify([block[1:2]] * num_rows)[:, 0]
+        if kernels:
+            everywhere = bool(_rounding_operations(call, kernels))
+            kernels = kernels.replacing_functions() if everywhere else kernels
+            dependence = _dependence(call, kernels)
+            if is_untested and _difference(call, _logits(call, kernels)[0], _logits(call, OwnKernels())[0]):
+                kernels, dependence = OwnKernels(), "computes other logits than uag's kernels"
+        refusal = _refusal(call, kernels) if is_untested else ""
     except DrawsError:
-        return "draws random numbers in its passes"
+        refusal = "draws random numbers in its passes"
+    if refusal and is_training(call.model):
+        refusal = f"{refusal} in training mode (call model.eval() first)"
+    return Trial(refusal, dependence, bool(kernels), everywhere)
+
+
+def _refusal(call: Call, kernels: OwnKernels) -> str:
+    """Return how a token in a block differs from the same token alone, by more than rounding."""
+    before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002 - only read; layers may be dropped by them
+    logits = _logits(call, kernels)
     if is_training(call.model) and (random.getstate(), repr(np.random.get_state())) != before:  # noqa: NPY002
         return "draws random numbers in its passes"
-    ratio = (in_block - alone).pow(2).mean().sqrt() / alone.std()
-    difference = float(torch.nan_to_num(ratio, nan=float("inf")))
-    if difference <= (_MAX_DIFFERENCE if call.model.dtype.itemsize >= 4 else _MAX_DIFFERENCE_IN_HALF):
+    alone = logits[-1][:, 0]
+    in_blocks = [of_pass[:, place] for place, of_pass in enumerate(reversed(logits)) if place < of_pass.shape[1]]
+    difference = max(_difference(call, in_block, alone) for in_block in in_blocks)
+    if not difference:
         return ""
     return (
         f"computes different logits for a block than for single tokens ({difference:.2g} of their standard deviation)"
     )
 
 
+def _difference(call: Call, logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the difference in units of the standard deviation, or 0 if it is rounding; infinite for NaN."""
+    most = _MAX_DIFFERENCE if call.model.dtype.itemsize >= 4 else _MAX_DIFFERENCE_IN_HALF
+    ratio = (logits - expected).pow(2).mean().sqrt() / expected.std()
+    difference = float(torch.nan_to_num(ratio, nan=float("inf")))
+    return difference if difference > most else 0.0
+
+
+def _dependence(call: Call, kernels: OwnKernels) -> str:
+    """Return why the bits of a token's logits depend on the block, or an empty string."""
+    if names := _rounding_operations(call, kernels):
+        return f"runs {', '.join(sorted(names))} in PyTorch, which may round by the number of tokens"
+    num_rows, takes_positions = _num_rows(call), call.model_kwargs.get("position_ids") is not None
+    known: dict[tuple[int, int], torch.Tensor] = {}
+    # With positions, padding must not change a row either: the second row of two is the row that is tried alone.
+    for is_padded in (False, True) if num_rows == 2 and takes_positions else (num_rows == 2,):
+        for start, of_pass in enumerate(_logits(call, kernels, num_rows if is_padded else 1, is_padded=is_padded)):
+            for row, of_row in enumerate(reversed(of_pass)):
+                for place, logits in enumerate(of_row):
+                    if not torch.equal(logits, known.setdefault((row, start + place), logits)):
+                        return f"computes a token differently in place {place} of a block of {len(of_row)} tokens"
+    return ""
+
+
+def _rounding_operations(call: Call, kernels: OwnKernels) -> set[str]:
+    """Return the products that PyTorch computes for a block, but not for a single token."""
+    by_pass: list[set[Any]] = []
+    _logits(call, kernels, watch=by_pass)
+    return {name for name, _ in by_pass[0] - by_pass[-1]}
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the products that PyTorch computes in this thread, with the shapes of what they multiply.
+
+    A product over one input only, such as that of rotary positions, has nothing to sum.
+    """
+
+    supports_higher_order_operators = True  # flex attention
+    is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
+    _NAMES = ("mm", "conv", "attention", "mv", "dot", "linear")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        if any(part in name for part in self._NAMES) or not name.startswith(("aten::", "prim")):
+            shapes = tuple(arg.shape for arg in args if isinstance(arg, torch.Tensor))
+            if not (name == "aten::bmm" and shapes[0][-1] == 1):
+                self.seen.add((name, shapes))
+        return func(*args, **(kwargs or {}))
+
+
+def _num_rows(call: Call) -> int:
+    """Return the rows of the trial: those of an encoder-decoder's call, which has a source for each; else at most 2."""
+    num_rows: int = call.input_ids.shape[0]
+    return num_rows if call.model.config.is_encoder_decoder else min(num_rows, 2)
+
+
+def _logits(
+    call: Call,
+    kernels: OwnKernels,
+    num_rows: int | None = None,
+    *,
+    is_padded: bool = False,
+    watch: list[set[Any]] | None = None,
+) -> list[torch.Tensor]:
+    """Return the logits [num_rows, width, vocab_size] of each of the trial's passes; note products in `watch`."""
+    is_encoder_decoder = call.model.config.is_encoder_decoder
+    num_rows = _num_rows(call) if num_rows is None or is_encoder_decoder else num_rows
+    ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + len(_WIDTHS) + max(_WIDTHS))
+    text = torch.tensor([ids] * num_rows, device=call.input_ids.device)
+    prompt, mask = text[:, :_PROMPT_LENGTH], torch.ones_like(text[:, :_PROMPT_LENGTH])
+    if is_padded and not is_encoder_decoder:
+        mask[1:, :_NUM_PADS] = 0
+    elif not is_encoder_decoder and num_rows == 1:  # the padded row, alone
+        prompt, mask = prompt[:, _NUM_PADS:], mask[:, _NUM_PADS:]
+    found = []
+    with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
+        synthetic = SyntheticPasses(call, prompt, kernels, mask=mask)
+        for start, width in enumerate(_WIDTHS):
+            block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
+            with _Products() if watch is not None else nullcontext() as products:
+                found.append(synthetic.verify([block] * num_rows))
+            if watch is not None:
+                watch.append(products.seen)
+    return found
+
+
 class SyntheticPasses:
     """Passes over synthetic ids, as a call runs them; the call is not changed.
 
-    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache (None: a default one).
+    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache (None: a default one), with a mask
+    of the same shape (None: without padding).
     """
 
-    def __init__(self, call: Call, prompt: torch.Tensor, cache: Any = None) -> None:
-        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt, cache)
+    def __init__(
+        self, call: Call, prompt: torch.Tensor, kernels: OwnKernels, cache: Any = None, mask: torch.Tensor | None = None
+    ) -> None:
+        mask = torch.ones_like(prompt) if mask is None else mask
+        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, mask, cache)
         trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
-        self._target, self._rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial)
-        candidates = self._candidates([[]] * len(prompt))
-        self._target.read(self._rows, candidates)
-        self._keep(candidates, is_first=True)
+        self._target, self._rows = Target(trial, Stats(), Limits(trial, ()), kernels), Rows(trial)
+        self._target.read(self._rows)
+        self._keep(self._candidates([[]] * len(prompt)), is_prefill=True)
+
+    def budget(self) -> int:
+        """Return how many candidates may follow the next block's first token."""
+        return self._target.limits.budget(self._rows.length(0) + 1)
 
     def verify(self, blocks: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the logits [num_rows, width, vocab_size] of a block for each row, and keep the block's first token."""
@@ -100,18 +242,18 @@ class SyntheticPasses:
             self._rows.buffer[row, self._rows.length(row) - 1] = block[0]
         candidates = self._candidates([block[1:] for block in blocks])
         logits = self._target.verify(self._rows, candidates)
-        self._keep(candidates, is_first=False)
+        self._keep(candidates, is_prefill=False)
         return logits
 
     def _candidates(self, by_row: Sequence[Sequence[int]]) -> Candidates:
         return Candidates(range(len(by_row)), [[Proposal(i, 1.0) for i in ids] for ids in by_row])
 
-    def _keep(self, candidates: Candidates, *, is_first: bool) -> None:
+    def _keep(self, candidates: Candidates, *, is_prefill: bool) -> None:
         num_rows = len(candidates.rows)
-        self._target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first))
+        self._target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_prefill))
 
 
-def _kwargs(call: Call, prompt: torch.Tensor, cache: Any) -> dict[str, Any]:
+def _kwargs(call: Call, mask: torch.Tensor, cache: Any) -> dict[str, Any]:
     """Return the forward's arguments for synthetic tokens: the call's, except those that depend on a row's text."""
     of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
     names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]
@@ -121,9 +263,8 @@ def _kwargs(call: Call, prompt: torch.Tensor, cache: Any) -> dict[str, Any]:
             kwargs[name] = caches.default_cache(call.model) if cache is None else cache
     if is_encoder_decoder:
         return kwargs
-    mask = torch.ones_like(prompt)
     kwargs["attention_mask"] = mask
     if of_call.get("position_ids") is not None:
-        positions = mask.cumsum(-1) - 1
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
         kwargs["position_ids"] = positions.expand(*of_call["position_ids"].shape[:-2], *positions.shape)
     return kwargs

@@ -11,6 +11,7 @@ from uag.decoding.ranks import Ranks
 from uag.decoding.stopping import Stopping
 from uag.errors import OptionError
 from uag.hf import models, passes
+from uag.products import OwnKernels
 from uag.proposal import Proposal
 
 
@@ -32,6 +33,7 @@ class Call:
         ranks: the ranks that run the model together.
         is_synced: whether all ranks must run the same number of passes (`synced_gpus`).
         trust_changes: whether the caller guarantees that changes to the target's forward are safe.
+        draft_independent: whether a call whose output could depend on the draft is refused.
         fixed_width: tokens per row of every pass after the prompt; None for as many as there are candidates.
 
     Raises:
@@ -51,12 +53,18 @@ class Call:
     ranks: Ranks = field(default_factory=Ranks)
     is_synced: bool = False
     trust_changes: bool = False
+    draft_independent: bool = False
     fixed_width: int | None = None
 
     @cached_property
     def is_compiled(self) -> bool:
         """Whether `generate` compiles the passes after the prompt; such graphs outlive the call."""
         return passes.is_compiled_for_decode(self.model, self.model_kwargs, self.generation_config)
+
+    @cached_property
+    def kernels(self) -> OwnKernels:
+        """The operations that uag's kernels may compute: none in graphs, which outlive the call."""
+        return OwnKernels(None if self.is_compiled else self.model)
 
     @cached_property
     def stopping(self) -> Stopping:
@@ -95,15 +103,10 @@ class Candidates:
 class Outcome:
     """The result of one round: the numbers of tokens that each row gained, and of candidates among them.
 
-    `is_first` is whether the pass also read the prompt.
+    `is_prefill` is whether the pass read the prompt, which has no candidates and does not count as a round.
     """
 
     candidates: Candidates
     num_written: list[int]
     num_accepted: list[int]
-    is_first: bool
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether the pass read the prompt without candidates, which does not count as a round."""
-        return self.is_first and self.candidates.width == 1
+    is_prefill: bool

@@ -77,12 +77,6 @@ class Drafts:
         """Prevent a drafter that draws random numbers from advancing the caller's generators."""
         return kept_generators(self.call.input_ids.device) if self.drafter.draws else nullcontext()
 
-    def first(self, *, prompt_alone: bool) -> Candidates:
-        """Return candidates for the pass over the prompt if it may have any and drafting is known to pay, else none."""
-        if not prompt_alone and self.call.ranks.broadcast(self.lookahead.drafts_first()):
-            return self.propose_evenly()
-        return Candidates(self._all_rows, [[] for _ in self._all_rows])
-
     def propose(self, active: Sequence[int]) -> Candidates:
         """Return candidates for the active rows; all ranks get those of rank 0."""
         self.choice.release(self.rows.num_passed())
@@ -149,9 +143,8 @@ class Drafts:
 
     def learn(self, outcome: Outcome) -> None:
         """Count a round, update the lookahead, and pass the target's output to the drafter."""
-        if outcome.is_first:
-            self.stats.first_token_s = time.perf_counter() - self._start_time
         if outcome.is_prefill:
+            self.stats.first_token_s = time.perf_counter() - self._start_time
             for progress in self.rows.all:
                 progress.num_counted = 1
             if self.call.ranks.decides:
@@ -179,8 +172,7 @@ class Drafts:
         self.stats.num_rounds += 1
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
-            is_special = outcome.is_first or self.target.has_compiled
-            times = self._draft_s, target_s, drafted, self._prefill_s, is_special
+            times = self._draft_s, target_s, drafted, self._prefill_s, self.target.has_compiled
             num_tokens = sum(outcome.num_written) / len(outcome.num_written)
             self.lookahead.learn_round(Round(num_candidates, *times, num_tokens=num_tokens))
 

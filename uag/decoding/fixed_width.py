@@ -19,10 +19,14 @@ from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
 from uag.decoding.verdict import Verdict, examine
 from uag.errors import UnsupportedError
-from uag.hf import models, passes, positions
+from uag.hf import models, passes, positions, weights
 from uag.hf.cache import caches, static
 from uag.hf.trials.once import once
-from uag.products import FastProducts
+from uag.products import OwnKernels
+
+WIDTH = 8
+"""Tokens per row of every pass after the prompt. Increase to verify more candidates in a pass; decrease to make passes
+cheaper, which all cost as much as this many tokens."""
 
 _PROMPT_LENGTH = 6
 """Tokens of the trial's prompt. More would only take longer."""
@@ -38,29 +42,36 @@ _SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")
 """Attention implementations that do not choose a kernel by the number of tokens that a cache holds."""
 
 
-def examined(call: Call) -> Verdict:
-    """Give a call a cache of fixed length, and return its verdict, or refuse it if candidates may change its output."""
-    reason = next(filter(None, _refusals(call)), "")
-    if reason:
-        raise _refusal(reason)
+def examined(call: Call, verdict: Verdict) -> tuple[Call, Verdict]:
+    """Return a call with a fixed width and a cache of fixed length, and its verdict.
+
+    `verdict` is that of the same call without a fixed width, which does not keep the promise.
+
+    Raises:
+        UnsupportedError: candidates may change the call's output in this way, too.
+    """
+    if verdict.plain:
+        raise _refusal(verdict.plain)
+    call = replace(call, fixed_width=WIDTH, model_kwargs=dict(call.model_kwargs))
+    if reason := next(filter(None, _refusals(call)), ""):
+        raise _refusal(f"the target {verdict.dependence}, and in passes of a fixed width {reason}")
     is_compiled = call.is_compiled or models.is_compiled(call.model)  # decided before the call gets a static cache
-    num_slots = _SLOTS_STEP * -(-(_most_slots(call) + (call.fixed_width or 0) - 1) // _SLOTS_STEP)
+    num_slots = _SLOTS_STEP * -(-(_most_slots(call) + WIDTH - 1) // _SLOTS_STEP)
     cache = static.static_cache(call.model, num_slots)
     caches.replace(call.model_kwargs, cache)
-    verdict = examine(call)
+    verdict, kernels = examine(call), verdict.kernels
     if verdict.limits is None:
         raise _refusal(verdict.plain)
-    products = FastProducts(None if is_compiled else call.model, has_half=True)
-    name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]} over {num_slots} slots"
+    name = f"fixed width x {call.input_ids.shape[0]} over {num_slots} slots"
     failed = "the target cannot run passes over a cache of fixed length ({})".format
     # Whatever chooses the kernels of a pass: what the trial found with some does not hold for others.
-    key = models.kinds_of(call.model), torch.get_num_threads(), is_compiled, len(products)
-    trial = partial(_trial, call, static.static_cache(call.model, num_slots), products)
+    key = models.kinds_of(call.model), weights.shapes(call.model), torch.get_num_threads(), is_compiled, len(kernels)
+    trial = partial(_trial, call, static.static_cache(call.model, num_slots), kernels)
     reason = call.ranks.broadcast(once(call.model, name, trial, failed, key, compiles=is_compiled))
     if reason:
         raise _refusal(reason)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
-    return replace(verdict, lockstep=lockstep, prompt_alone=True)
+    return call, replace(verdict, lockstep=lockstep, dependence="", kernels=kernels)
 
 
 def verify(target: Target, rows: Rows, candidates: Candidates) -> tuple[Candidates, torch.Tensor]:
@@ -91,7 +102,8 @@ def as_requested(call: Call, cache: Any) -> Any:
 
 def _refusal(reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"fixed_width cannot promise the same output for every draft here: {reason}. Remove fixed_width, or the cause."
+        f"draft_independent=True cannot promise the same output for every draft here: {reason}. Remove the option, or "
+        "the cause."
     )
 
 
@@ -121,23 +133,23 @@ def _refusals(call: Call) -> Iterator[str]:
     cut = next((cut for cut in positions.cuts(model) if num_slots > cut.at), None)
     yield f"the target {cut.why}, and the call may reach it" if cut else ""
     # Positions of padding are limited to the model's, if the call has positions.
-    is_beyond = num_slots + (call.fixed_width or 0) - 1 > models.max_positions(model)
+    is_beyond = num_slots + WIDTH - 1 > models.max_positions(model)
     if is_beyond and call.model_kwargs.get("position_ids") is None:
         yield "padding would exceed the target's positions (pass fewer max_new_tokens)"
 
 
-def _trial(call: Call, cache: Any, products: FastProducts) -> str:
+def _trial(call: Call, cache: Any, kernels: OwnKernels) -> str:
     """Return how a token's logits depend on its row in a pass, or an empty string. The call is not changed.
 
     Each pass starts one token later than the one before it, so the same token is computed in every row.
     """
-    width, num_rows = call.fixed_width or 1, call.input_ids.shape[0]
+    width, num_rows = WIDTH, call.input_ids.shape[0]
     size = _PROMPT_LENGTH + 2 * width
     ids = models.ordinary_ids(call.model, size + num_rows)
     texts = torch.tensor([ids[row : row + size] for row in range(num_rows)], device=call.input_ids.device)
     known: dict[int, torch.Tensor] = {}
-    with passes.optimized_for_decode(call.model), products.in_place():
-        synthetic = SyntheticPasses(call, texts[:, :_PROMPT_LENGTH], cache)
+    with passes.optimized_for_decode(call.model), kernels.in_place():
+        synthetic = SyntheticPasses(call, texts[:, :_PROMPT_LENGTH], kernels, cache)
         for start in range(width):
             first = _PROMPT_LENGTH + start
             logits = synthetic.verify(texts[:, first : first + width].tolist())

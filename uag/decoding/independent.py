@@ -47,7 +47,7 @@ class Independent:
         counts = [self._append(*of_row) for of_row in zip(candidates.rows, selected, candidates.by_row, strict=True)]
         self._call_unknown_criteria()
         num_written, num_accepted = map(list, zip(*counts, strict=True))
-        return Outcome(candidates, num_written, num_accepted, is_first=not any(starts))
+        return Outcome(candidates, num_written, num_accepted, is_prefill=not any(starts))
 
     def _append(self, row: int, selected: Sequence[int], candidates: Sequence[Proposal]) -> tuple[int, int]:
         """Append selected ids up to the first rejected candidate or the row's end, and return (written, accepted)."""
@@ -89,12 +89,9 @@ class Independent:
 
 
 class Ragged:
-    """Runs the target's passes for rows of different lengths, after the pass over the left-padded prompts.
+    """Runs the target's passes for rows of different lengths, after the pass over the left-padded prompts."""
 
-    The logits of that pass are those of its last `width` tokens: the prompt's last one, and the candidates after it.
-    """
-
-    def __init__(self, target: Target, width: int) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
         kwargs = target.kwargs
         # The prompt's length comes from the positions, because a prompt of embeddings has no ids.
@@ -104,7 +101,7 @@ class Ragged:
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
         starts = (positions[:, -1] - (positions.shape[1] - 1)).tolist()
         self._firsts = [start + pad for start, pad in zip(starts, self._pads, strict=True)]
-        self._length = caches.length(target.cache) - width
+        self._length = caches.length(target.cache) - 1  # `keep` adds the prompt pass's own token
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run each row's last token and its candidates; shorter rows repeat their last id.

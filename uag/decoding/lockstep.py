@@ -46,7 +46,7 @@ class Lockstep:
                 break
         num_written = len(rows.all[0].outputs) - before
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(of_row)) for of_row in candidates.by_row]
-        return Outcome(candidates, *counts, is_first=before == 0)
+        return Outcome(candidates, *counts, is_prefill=before == 0)
 
     def stream(self) -> None:
         """Do nothing: `accept` has already streamed every step."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from uag.decoding import fixed_width
-from uag.decoding.call import Call
+from uag.decoding.call import Call, Candidates
 from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent, Ragged, StaticRagged
 from uag.decoding.lockstep import Lockstep
@@ -25,7 +25,6 @@ from uag.drafting import Drafter
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.lookahead import Lookahead, clock
-from uag.products import FastProducts
 from uag.sampling import Selector, make_choice
 from uag.stats import Stats
 
@@ -36,17 +35,21 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     Without a drafter, the call is decoded plainly. `lookahead` and `stats` are updated; an assumption about the pair
     (`assumed`) is recorded as a fall-back if candidates are drafted.
     """
-    if call.fixed_width is None and not call.ranks.broadcast(drafter is not None):
+    start_time, start_of_work = time.perf_counter(), clock.now()
+    has_drafter = call.ranks.broadcast(drafter is not None)
+    if not has_drafter and not call.draft_independent and not call.kernels:
         return decode_plainly(call, stats)
-    verdict = examine(call) if call.fixed_width is None else fixed_width.examined(call)
-    if verdict.limits is None:
-        stats.fall_back(verdict.fallback)
-        return decode_plainly(call, stats)
-    for reason in (assumed, verdict.fallback):
+    verdict = examine(call)
+    if call.draft_independent and (verdict.plain or verdict.dependence):
+        call, verdict = fixed_width.examined(call, verdict)
+    stats.is_draft_independent = not verdict.dependence and call.sampling != "rejection"
+    stats.draft_dependence = verdict.dependence
+    for reason in (assumed, verdict.fallback) if has_drafter else ():
         if reason:
             stats.fall_back(reason)
-    start_time, start_of_work = time.perf_counter(), clock.now()
-    rows, target = Rows(call), Target(call, stats, verdict.limits)
+    if verdict.limits is None:
+        return decode_plainly(call, stats)
+    rows, target = Rows(call), Target(call, stats, verdict.limits, verdict.kernels)
     sampling = call.sampling if call.generation_config.do_sample else None
     choice = make_choice(sampling, (rows.batch_size, call.vocab_size), call.input_ids.device, call.generator)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
@@ -67,8 +70,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         if call.streamer is not None:
             at_end.callback(call.streamer.end)
         drafts.start()
-        is_compiled, has_half = call.is_compiled, call.fixed_width is not None
-        with FastProducts(None if is_compiled else call.model, has_half=has_half).in_place():
+        with verdict.kernels.in_place():
             return _run_rounds(call, verdict, rows, drafts, target, selector)
 
 
@@ -84,8 +86,7 @@ def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
 
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
     """Run rounds until every row has ended."""
-    candidates = drafts.first(prompt_alone=verdict.prompt_alone)
-    logits = target.read(rows, candidates)
+    candidates, logits = Candidates(rows.active(), [[] for _ in rows.all]), target.read(rows)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
     if verdict.lockstep:
@@ -93,7 +94,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
     else:
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:
-            passes_of = (StaticRagged if target.limits.is_static else Ragged)(target, candidates.width)
+            passes_of = (StaticRagged if target.limits.is_static else Ragged)(target)
     with passes.optimized_for_decode(call.model):  # without the prompt, as in plain decoding
         while True:
             try:

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from uag.decoding.call import Call
 from uag.errors import UnsupportedError
 from uag.hf import passes
-from uag.products import FastProducts
+from uag.products import FEW_ROWS
 from uag.stats import TARGET, Stats
 
 
@@ -71,7 +71,7 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
         processors = drawing = _Drawing(call, call.generator)
     criteria = _RecordingCriteria(call.stopping_criteria, drawing)
     try:
-        with FastProducts(None if call.is_compiled else call.model).in_place():
+        with call.kernels.in_place(), call.kernels.running(FEW_ROWS):
             output = passes.sample_plainly(
                 call.model,
                 call.input_ids,

@@ -17,6 +17,7 @@ from uag.hf.cache import caches, static
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
 from uag.lookahead import clock
+from uag.products import OwnKernels
 from uag.stats import Stats
 
 _log = logging.getLogger("uag")
@@ -38,7 +39,6 @@ class Limits:
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
         is_static: whether the cache is static.
         is_padded: whether passes are padded to the widths that are compiled.
-        has_capacity: whether the target's experts have a capacity, which limits the width of a pass.
         last_position: the largest position that a candidate may have.
     """
 
@@ -52,7 +52,6 @@ class Limits:
         cache = caches.cache_in(call.model_kwargs)
         self.is_static = static.is_static(cache)
         most = models.most_tokens(call.model)
-        self.has_capacity = most is not None
         self._max_width = min(most or 1 << 30, static.max_width(cache) if self.is_static else 1 << 30)
         if self.is_static:
             self._max_slots = min(self._max_slots, static.capacity(cache))
@@ -96,13 +95,15 @@ class Target:
 
     Attributes:
         kwargs: keyword arguments of the next pass.
+        kernels: what uag's kernels compute in the passes after the prompt.
         last_s: seconds of the last pass.
         has_compiled: whether the last pass compiled or recorded a graph, so that its time predicts nothing.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
-    def __init__(self, call: Call, stats: Stats, limits: Limits) -> None:
+    def __init__(self, call: Call, stats: Stats, limits: Limits, kernels: OwnKernels) -> None:
         self.model = call.model
+        self.kernels = kernels
         self.config = call.generation_config
         self.kwargs = call.model_kwargs
         self.stats = stats
@@ -113,7 +114,6 @@ class Target:
         self.has_compiled = False
         self._is_compiled = call.is_compiled
         self._outputs: Any = None  # of the last pass
-        self._is_first = True
         self._has_states = False
         self._states: Any = None
         self._num_reread = 0  # accepted tokens that the restored states do not contain
@@ -132,19 +132,17 @@ class Target:
             self.stats.fall_back(f"the target {why}, so the rest of this call falls back to plain decoding")
         return budget
 
-    def read(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
-        """Run the prompts and any candidates after them, and return logits as `verify` does."""
-        if candidates.width > 1:
-            caches.record_past(self.cache)
-            logits = self.verify(rows, candidates)
-        else:
-            ids, start_time = rows.buffer[:, : rows.prompt_length], clock.now()
-            outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
-            logits = self.finish_pass(outputs, 1, ids.device, start_time)
-            caches.record_past(self.cache)
-            self._has_states = caches.has_recurrent_states(self.cache)
-            self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
-        self._is_first = False
+    def read(self, rows: Rows) -> torch.Tensor:
+        """Run the prompts as plain decoding does, and return logits [batch_size, 1, vocab_size], float32.
+
+        The pass has no candidates, since its kernels may round by its length.
+        """
+        ids, start_time = rows.buffer[:, : rows.prompt_length], clock.now()
+        outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
+        logits = self.finish_pass(outputs, 1, ids.device, start_time)
+        caches.record_past(self.cache)
+        self._has_states = caches.has_recurrent_states(self.cache)
+        self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
         return logits
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
@@ -153,7 +151,7 @@ class Target:
         Returns:
             Logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
-        self._width = width = candidates.width if self._is_first else self.limits.width(candidates.width)
+        self._width = width = self.limits.width(candidates.width)
         num_new = width - 1
         rows.write(candidates, num_new)
         before_s = self._catch_up(rows) if self._num_reread >= _MAX_REREAD else 0.0
@@ -168,8 +166,8 @@ class Target:
             passes.limit_positions(kwargs, width, self.limits.last_position)
         inputs = self.model.prepare_inputs_for_generation(
             ids,
-            next_sequence_length=None if self._is_first else self._num_reread + num_new + 1,
-            is_first_iteration=self._is_first,
+            next_sequence_length=self._num_reread + num_new + 1,
+            is_first_iteration=False,
             **kwargs,
         )
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
@@ -212,12 +210,11 @@ class Target:
         if width > 1 and (inputs.get(_ROUTER) or getattr(self.model.config, _ROUTER, False)):
             inputs[_ROUTER] = False  # they serve a training loss, which expects the whole text or a single token
         self._outputs = None  # a long prompt's logits must not take memory during the next pass
-        is_compiled = self._is_compiled and not self._is_first
-        forward = self.model.get_compiled_call(self.config.compile_config) if is_compiled else self.model
+        forward = self.model.get_compiled_call(self.config.compile_config) if self._is_compiled else self.model
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
-        is_padded = self.limits.is_padded and not self._is_first
-        with static.constant_lengths(self.cache) if is_padded else nullcontext():
+        lengths = static.constant_lengths(self.cache) if self.limits.is_padded else nullcontext()
+        with lengths, self.kernels.running():
             outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
         return self.finish_pass(outputs, width, device, start_time)
 

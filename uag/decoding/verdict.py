@@ -8,7 +8,7 @@ If several ranks run the model together, rank 0 decides for all of them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uag.decoding import block_trial
@@ -19,6 +19,7 @@ from uag.hf.cache import caches, static
 from uag.hf.devices import default_generator
 from uag.hf.inspection import is_training, modules
 from uag.hf.processors import unknown_processors
+from uag.products import OwnKernels
 from uag.sampling import multinomial_is_argmax
 
 
@@ -30,15 +31,18 @@ class Verdict:
         plain: why it falls back to plain decoding; empty if it is assisted.
         lockstep: why all rows keep the same number of tokens of a pass; empty if they advance independently.
         is_reported: whether `lockstep` is recorded as a fall-back; False if one of the caller's options implies it.
-        prompt_alone: whether the pass over the prompt contains no candidates.
         limits: the limits on candidates; None with plain decoding.
+        dependence: why the draft may change how the target's logits round, phrased to follow "the target"; empty if it
+            cannot, with the same bits for any candidates and none.
+        kernels: what uag's kernels compute.
     """
 
     plain: str = ""
     lockstep: str = ""
     is_reported: bool = False
-    prompt_alone: bool = False
     limits: Limits | None = field(default=None, compare=False)
+    dependence: str = ""
+    kernels: OwnKernels = field(default_factory=OwnKernels, compare=False)
 
     @property
     def fallback(self) -> str:
@@ -144,29 +148,22 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
     )
 
 
-def _is_prompt_alone(facts: Facts) -> bool:
-    """Return whether the pass over the prompt must not contain candidates."""
-    kwargs, model = facts.kwargs, facts.model
-    is_embedded_or_chunked = kwargs.get("inputs_embeds") is not None or facts.config.prefill_chunk_size is not None
-    has_media = any(name in kwargs for name in passes.MEDIA)
-    has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
-    is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
-    is_special = models.uncounted_id(model) is not None or models.reads_prompts_both_ways(model)
-    is_windowed = static.has_windows(facts.cache) or caches.exceeds_window(facts.cache, facts.call.input_ids.shape[1])
-    has_limits = bool(facts.cuts) or is_windowed or facts.limits.has_capacity
-    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special or has_limits
-
-
 def examine(call: Call) -> Verdict:
     """Decide how a call with a source of candidates is decoded; all ranks get the same verdict.
 
-    For an untested target, one in training mode, and any target in a release of transformers that is newer than the
-    tested ones, this runs a trial of three passes, once per model.
+    For a target whose passes use uag's kernels, an untested one, one in training mode, and any target in a release of
+    transformers that is newer than the tested ones, this runs a trial of a few passes, once per model.
     """
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
-    verdict, needs_trial = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else (Verdict(), False))
-    difference = block_trial.refusal(call) if needs_trial else ""
-    return Verdict(f"the target {difference}") if difference else verdict
+    verdict, is_untested = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else (Verdict(), False))
+    if verdict.plain:
+        return verdict
+    trial = block_trial.run(call, is_untested=is_untested)
+    if trial.refusal:
+        return Verdict(f"the target {trial.refusal}")
+    kernels = call.kernels if trial.uses_kernels else OwnKernels()
+    kernels = kernels.replacing_functions() if trial.everywhere else kernels
+    return replace(verdict, dependence=trial.dependence, kernels=kernels)
 
 
 def _apply_rules(call: Call) -> tuple[Verdict, bool]:
@@ -181,7 +178,6 @@ def _apply_rules(call: Call) -> tuple[Verdict, bool]:
     verdict = Verdict(
         lockstep=lockstep and f"rows advance in lockstep: {lockstep}",
         is_reported=bool(lockstep) and lockstep != implied,
-        prompt_alone=_is_prompt_alone(facts),
         limits=facts.limits,
     )
     return verdict, is_training(call.model) or bool(facts.untested) or names.is_newer_release()

@@ -16,7 +16,7 @@ from uag.bench import Prompt, is_output, spread
 from uag.errors import OptionError
 from uag.hf import models, passes
 from uag.loading import encode_prompt, pad_left
-from uag.products import FastProducts
+from uag.products import FEW_ROWS, OwnKernels
 from uag.sampling import Choice, make_choice, row_seed
 
 _MOST_HELD_OUT = 32
@@ -159,7 +159,8 @@ def write(target: Any, due: Sequence[Text], max_new_tokens: int) -> list[Text]:
     """Generate one batch with a loaded, decoder-only target, and return its texts with their outputs."""
     device, eos_ids = target.device, passes.eos_ids(target.generation_config)
     inputs = pad_left([text.prompt_ids for text in due], 0, device)
-    with FastProducts(target).in_place():
+    kernels = OwnKernels(target)
+    with kernels.in_place(), kernels.running(FEW_ROWS):
         sequences = target.generate(
             **inputs,
             logits_processor=LogitsProcessorList([RowChoices(due, models.head_size(target), device)]),

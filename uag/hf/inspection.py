@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -21,6 +23,14 @@ def parameters(module: Any) -> dict[str, Any]:
     own: dict[str, Any] = module._parameters
     return own
 
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` is active in this thread, in which tensors hold no data of their own."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+without_functions: type = torch._C.DisableTorchFunction
+"""A context in which this thread's function modes do not see what PyTorch runs."""
 
 _current: ContextVar[tuple[Any, dict[Any, Any]]] = ContextVar("current", default=(None, {}))
 """The model of the current call, and the results of `per_call` functions for it."""

@@ -188,15 +188,6 @@ def has_experts(model: Any) -> bool:
     return any(isinstance(count, int) and count > 1 for count in counts)
 
 
-def reads_prompts_both_ways(model: Any) -> bool:
-    """Whether a layer attends in both directions in a pass without a cache; later passes have an explicit mask."""
-    # Cross-attention is never causal. Layers without a cache, such as those of an image encoder, have no `layer_idx`.
-    return not model.config.is_encoder_decoder and any(
-        vars(module).get("is_causal") is False and vars(module).get("layer_idx") is not None
-        for module in modules(model)
-    )
-
-
 @per_call
 def uncounted_id(model: Any) -> int | None:
     """Return the id that does not advance positions within a pass, like padding in RoBERTa, or None.

@@ -112,12 +112,6 @@ _PER_ROW = {"input_ids", "attention_mask", "position_ids"}
 IN_EVERY_PASS = ("image_attention_mask", "image_pixel_values", "audio_input_features")
 """Arguments for images and audio that a model takes with every token, not only with the prompt (Idefics, Phi-4)."""
 
-MEDIA = (
-    *("pixel_values", "pixel_values_images", "pixel_values_videos", "pixel_values_local", "high_res_pixel_values"),
-    *("image_patches", "input_features", "input_values", "mm_encoder_outputs"),
-)
-"""Image and audio arguments whose positions a model locates in the ids of a pass."""
-
 
 def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
     """Enable the kernels that transformers reserves for decoding."""

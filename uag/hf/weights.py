@@ -38,6 +38,11 @@ def num_bytes(model: Any) -> int:
     return int(model.num_parameters() * model.dtype.itemsize)
 
 
+def shapes(model: Any) -> int:
+    """Return a hash of the shapes of a model's parameters, which adapters change."""
+    return hash(tuple((name, parameter.shape) for name, parameter in model.named_parameters()))
+
+
 def _linear_modules(model: Any) -> list[Any]:
     return [m for m in modules(model) if "in_features" in vars(m) and "out_features" in vars(m)]
 

@@ -1,5 +1,5 @@
-"""Matrix products over few rows, in forms that are faster than `nn.Linear`'s; see docs/products.md."""
+"""Row-invariant kernels for passes over few rows on a CPU, and their place in a model; see docs/products.md."""
 
-from uag.products.placing import FastProducts, switched
+from uag.products.placing import FEW_ROWS, OwnKernels, switched
 
-__all__ = ["FastProducts", "switched"]
+__all__ = ["FEW_ROWS", "OwnKernels", "switched"]

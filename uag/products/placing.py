@@ -1,75 +1,116 @@
-"""Computes a model's linear layers in faster forms during uag's passes.
+"""Puts uag's kernels in place of a model's operations during passes on a CPU.
 
-A `forward` attribute on a layer shadows the method of its class. It is removed when the last thread that uses it
-leaves, even after an error. Other threads that run the model meanwhile use the layer's own product.
+A `forward` attribute on a linear layer or an activation shadows the method of its class, and transformers' registries
+of attention and experts return uag's functions (`uag.products.operations`). All of them do what they replace, unless
+their thread is inside `running`. So other threads that run the same model get transformers' own operations.
 """
 
+import copy
+import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import activations
+from transformers.pytorch_utils import Conv1D
 
-from uag.hf import foreign_code, inspection, models
-from uag.products import kernel
-from uag.products.forms import IS_USED, MAX_ROWS, pick_form
-
-_MIN_ENTRIES = 1 << (16 if kernel.LEVEL else 19)
-"""Smallest number of weights of a layer that uses another form; the kernel wins on smaller layers than the forms do.
-Decrease to cover smaller layers; increase to skip layers whose weights stay in the CPU cache, where their own product
-is as fast."""
+from uag.hf import foreign_code, inspection, models, registries
+from uag.products import kernel, operations
 
 _thread = threading.local()
 
+FEW_ROWS = 32
+"""Most rows of a pass whose width does not matter to its caller, such as a draft's. Increase to use the kernels for
+wider passes; decrease to leave more of them to PyTorch, whose products reach a higher peak."""
 
-class FastProducts:
-    """The layers of one model whose products may use another form.
+_lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
-    These are the unchanged float32 `nn.Linear` layers on the CPU, unless the model is compiled or other code changes or
-    observes it (`uag.hf.foreign_code`). In half precision, PyTorch uses oneDNN itself, which rounds differently.
+
+class OwnKernels:
+    """The operations of one model that uag's kernels may compute.
+
+    These are the unchanged linear layers (`nn.Linear`, `Conv1D`) and activations on the CPU, and attention and experts
+    that transformers' registries look up, unless the model is compiled or other code changes or observes it
+    (`uag.hf.foreign_code`).
 
     Args:
-        model: any module; None for no layers. It is examined only once, so create a new object for each call, since
-            hooks may change.
-        has_half: whether the kernel also computes bfloat16 layers, with other rounding than plain decoding.
+        model: any module; None for no operations. It is examined only once, so create a new object for each call,
+            since hooks may change.
+        everywhere: also replace functions that a forward calls itself, such as a router's product. Every function that
+            a pass calls then costs some microseconds more.
     """
 
-    def __init__(self, model: nn.Module | None = None, *, has_half: bool = False) -> None:
-        is_used = IS_USED and not foreign_code.is_product_replaced()
-        is_excluded = model is None or not is_used or models.is_compiled(model) or bool(foreign_code.changes(model))
-        modules = [] if is_excluded else inspection.modules(model)
-        dtypes = (torch.float32, torch.bfloat16) if has_half and kernel.LEVEL else (torch.float32,)
-        self._layers = [module for module in modules if _is_suitable(module, dtypes)]
+    def __init__(self, model: nn.Module | None = None, *, everywhere: bool = False) -> None:
+        self.everywhere = everywhere
+        self._why_none = next(filter(None, _exclusions(model)), "")
+        placed = [] if self._why_none else [_Placed.on(module) for module in inspection.modules(model)]
+        self._placed = [each for each in placed if each is not None]
 
     def __len__(self) -> int:
-        """Return the number of layers that may use another form in this thread."""
-        return len(self._layers) if _is_on() else 0
+        """Return the number of layers among them."""
+        return len(self._placed)
+
+    @property
+    def why_none(self) -> str:
+        """Why there are none, phrased to follow "the target"; empty if there are some."""
+        return "" if self._placed else self._why_none or "has no layers in full precision or half precision on the CPU"
+
+    def replacing_functions(self) -> "OwnKernels":
+        """Return the same operations with `everywhere`."""
+        other = copy.copy(self)
+        other.everywhere = True
+        return other
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Compute the products of this thread's passes in the forms that the rule picks."""
-        thread_id = threading.get_ident()
-        entered = []
+        """Put the kernels in place, for `running`. Nested and overlapping uses are counted."""
+        if not self._placed:
+            yield
+            return
+        with _lock:
+            registries.enter(operations.attention, operations.experts)
+            for placed in self._placed:
+                current = placed.attributes.get("forward")
+                if type(current) is not _Placed:
+                    current = placed.attributes["forward"] = placed
+                current.num_uses += 1
         try:
-            for layer in self._layers if _is_on() else ():
-                forward = vars(layer).get("forward")
-                if type(forward) is not _FastForward:
-                    forward = vars(layer)["forward"] = _FastForward(layer)
-                if thread_id not in forward.thread_ids:
-                    forward.thread_ids.add(thread_id)
-                    entered.append(forward)
             yield
         finally:
-            for forward in entered:
-                forward.leave(thread_id)
+            with _lock:
+                registries.leave()
+                for placed in self._placed:
+                    current = placed.attributes.get("forward")
+                    if type(current) is _Placed:
+                        current.num_uses -= 1
+                        if not current.num_uses:
+                            del placed.attributes["forward"]
+
+    @contextmanager
+    def running(self, most_rows: int | None = None) -> Iterator[None]:
+        """Use the kernels in this thread's passes: for any number of rows, or for at most `most_rows`."""
+        if not self._placed:
+            yield
+            return
+        state = operations.state
+        before = state.most_rows, state.replaces_functions
+        state.most_rows, state.replaces_functions = operations.ANY if most_rows is None else most_rows, self.everywhere
+        functions: AbstractContextManager[Any] = operations.Functions() if self.everywhere else nullcontext()
+        try:
+            with functions:
+                yield
+        finally:
+            state.most_rows, state.replaces_functions = before
 
 
 @contextmanager
 def switched(is_on: bool) -> Iterator[None]:
-    """Switch `FastProducts` on or off in this thread."""
-    before = _is_on()
+    """Let the `OwnKernels` that this thread creates have operations, or none."""
+    before = getattr(_thread, "is_on", True)
     _thread.is_on = is_on
     try:
         yield
@@ -77,84 +118,93 @@ def switched(is_on: bool) -> Iterator[None]:
         _thread.is_on = before
 
 
-def _is_on() -> bool:
-    return getattr(_thread, "is_on", True)
+def _exclusions(model: nn.Module | None) -> Iterator[str]:
+    """Yield why a model's operations are left to PyTorch, phrased to follow "the target"; some may be empty."""
+    yield "does not use uag's kernels (own_kernels=False)" if not getattr(_thread, "is_on", True) else ""
+    if model is None:
+        yield "is compiled"
+        return
+    yield "" if kernel.LEVEL else f"runs without uag's kernels, which are not available ({kernel.describe()})"
+    yield "is compiled" if models.is_compiled(model) else ""
+    yield "runs while other code replaces nn.Linear or its function" if foreign_code.is_product_replaced() else ""
+    yield f"is changed by other code ({change})" if (change := foreign_code.changes(model)) else ""
 
 
-class _FastForward:
-    """The `forward` of a layer for the threads in `thread_ids`; all others use the layer's own.
+class _Placed:
+    """The `forward` of a layer while uag's kernels are in place: an attribute among the layer's `attributes`."""
 
-    There is no lock, because a forked process could inherit it locked. Two threads that enter or leave at the same time
-    may remove each other's `forward`; the layer then computes its own product, which differs only by rounding.
-    """
+    def __init__(self, layer: nn.Module, run: Callable[[nn.Module, torch.Tensor], torch.Tensor | None]) -> None:
+        self.layer, self._run, self.attributes, self.num_uses = layer, run, vars(layer), 0
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer, self.parameters = layer, inspection.parameters(layer)
-        self.thread_ids: set[int] = set()
-
-    def leave(self, thread_id: int) -> None:
-        """Remove a thread; after the last one, remove this object from the layer."""
-        self.thread_ids.discard(thread_id)
-        if not self.thread_ids and vars(self.layer).get("forward") is self:
-            vars(self.layer).pop("forward", None)
+    @classmethod
+    def on(cls, layer: nn.Module) -> "_Placed | None":
+        """Return the object for a layer, or None if no kernel suits it."""
+        run = _RUN.get(type(layer))
+        forward = vars(layer).get("forward")
+        if run is None or inspection.has_hooks(layer) or not _is_own(layer, forward):
+            return None
+        if isinstance(layer, nn.Linear | Conv1D) and not _has_plain_weights(layer):
+            return None
+        return cls(layer, run)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Become the layer's own `forward` in a copy, and in a pickle, which then needs no uag."""
         return getattr, (self.layer, "forward")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute the layer's product."""
-        layer = self.layer
-        if not kwargs and len(args) == 1 and threading.get_ident() in self.thread_ids:
-            x, weight, bias = args[0], self.parameters["weight"], self.parameters["bias"]
-            if weight is not None and _is_usual(x, weight):
-                form = pick_form(x.numel() // weight.shape[1])
-                y = None if form is None else form(x.contiguous(), weight, bias)  # oneDNN is slow on rows with gaps
-                if y is not None:
-                    return y
-        return nn.Linear.forward(layer, *args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the layer's output."""
+        if len(args) == 1 and not kwargs and operations.state.most_rows:
+            with operations.direct():
+                output = self._run(self.layer, args[0]) if operations.is_usual(args[0]) else None
+            if output is not None:
+                return output
+        return type(self.layer).forward(self.layer, *args, **kwargs)
 
 
-def _is_own(forward: Any) -> bool:
+def _linear(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    parameters = inspection.parameters(layer)
+    return kernel.linear(x, parameters["weight"], parameters["bias"])
+
+
+def _conv1d(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    parameters = inspection.parameters(layer)
+    return kernel.conv1d(x, parameters["weight"], parameters["bias"])
+
+
+def _gate(kind: str) -> Callable[[nn.Module, torch.Tensor], torch.Tensor | None]:
+    def run(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:  # noqa: ARG001 - it has no weights
+        return kernel.gate(x, kind)
+
+    return run
+
+
+def _gelu(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    return kernel.gate(x, "gelu" if layer.approximate == "none" else "gelu_tanh")
+
+
+_RUN: dict[type, Callable[[Any, torch.Tensor], torch.Tensor | None]] = {
+    nn.Linear: _linear,
+    Conv1D: _conv1d,
+    nn.SiLU: _gate("silu"),
+    activations.SiLUActivation: _gate("silu"),
+    nn.GELU: _gelu,
+    activations.GELUActivation: _gate("gelu"),
+    activations.GELUTanh: _gate("gelu_tanh"),
+    activations.QuickGELUActivation: _gate("quick_gelu"),
+}
+"""The kernel of each class of layers. Subclasses compute something else."""
+
+
+def _is_own(layer: nn.Module, forward: Any) -> bool:
     """Return whether a layer has no other `forward` than its class's: none, this module's, or the one in a copy."""
-    return forward is None or type(forward) is _FastForward or getattr(forward, "__func__", None) is nn.Linear.forward
+    return forward is None or type(forward) is _Placed or getattr(forward, "__func__", None) is type(layer).forward
 
 
-def _is_suitable(layer: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Return whether a layer is an unchanged `nn.Linear` on the CPU that is large enough for another form.
+def _has_plain_weights(layer: nn.Linear | Conv1D) -> bool:
+    """Return whether a layer's weights are plain parameters that the kernels can read.
 
-    False for subclasses, and for layers with parametrizations, or with quantized, sharded or offloaded weights.
+    False for parametrizations, and for quantized, sharded or offloaded weights.
     """
-    if type(layer) is not nn.Linear or layer.in_features * layer.out_features < _MIN_ENTRIES:  # cheap, for hundreds
-        return False
-    weight, bias = layer.weight, layer.bias
-    return (
-        type(weight) is nn.Parameter
-        and (bias is None or type(bias) is nn.Parameter)
-        and weight.device.type == "cpu"
-        and weight.dtype in dtypes
-        and (bias is None or bias.dtype == weight.dtype)
-        and weight.is_contiguous()
-        and weight.numel() >= _MIN_ENTRIES
-        and not inspection.has_hooks(layer)
-        and _is_own(vars(layer).get("forward"))
-    )
-
-
-def _is_usual(x: Any, weight: torch.Tensor) -> bool:
-    """Return whether an input is a plain tensor with few rows of the weight's dtype, without gradients or tracing."""
-    num_in = weight.shape[1]
-    return (
-        _is_on()
-        and type(x) is torch.Tensor
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and x.dtype == weight.dtype
-        and x.is_cpu
-        and x.dim() > 0
-        and x.shape[-1] == num_in
-        and 0 < x.numel() <= MAX_ROWS * num_in
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-    )
+    weight, bias = inspection.parameters(layer).get("weight"), inspection.parameters(layer).get("bias")
+    is_plain = type(weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter)
+    return is_plain and kernel.can_read(weight, bias)

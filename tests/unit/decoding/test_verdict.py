@@ -59,7 +59,7 @@ def test_what_keeps_rows_together(
     options = {name: value() if value is DynamicCache else value for name, value in options.items()}
     found = decided(num_rows, **options)
     assert reason in found.lockstep
-    assert (found.plain, found.is_reported, found.prompt_alone) == ("", is_reported, False)
+    assert (found.plain, found.is_reported) == ("", is_reported)
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])

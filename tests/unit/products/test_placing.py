@@ -1,17 +1,26 @@
-"""Fast products are installed temporarily, in one thread and for plain layers; then the model is restored."""
+"""Kernels are put in place temporarily, for one thread's passes and for plain layers; then the model is restored."""
 
 import copy
+import pickle
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrizations
+from transformers import activations
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 
-from uag.products import FastProducts, kernel, placing, switched
+from uag.products import OwnKernels, kernel, operations, switched
 
-SIZE = 768  # squared, enough entries for a fast form
+SIZE = 48
+
+pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 
 
 class OwnLinear(nn.Linear):
@@ -23,46 +32,58 @@ def model_of(*layers: nn.Module) -> Any:
 
 
 @pytest.fixture
-def fast_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the rows of every product for which a fast form is used; `nn.Linear` computes the product."""
-    rows: list[int] = []
-    monkeypatch.setattr(placing, "IS_USED", True)
-    monkeypatch.setattr(placing, "pick_form", rows.append)
-    return rows
+def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Record the rows of every product of the kernels."""
+    found: list[int] = []
+    linear = kernel.linear
+
+    def noting(x: torch.Tensor, weight: Any, bias: Any) -> Any:
+        found.append(x.numel() // x.shape[-1])
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(kernel, "linear", noting)
+    yield found
+    for registry in (ALL_ATTENTION_FUNCTIONS, ALL_EXPERTS_FUNCTIONS):
+        assert "get_interface" not in vars(registry)
+    assert not operations.state.most_rows
+
+
+def run(model: Any, x: torch.Tensor, most_rows: int | None = None) -> torch.Tensor:
+    kernels = OwnKernels(model)
+    with torch.no_grad(), kernels.in_place(), kernels.running(most_rows):
+        result: torch.Tensor = model(x)
+    assert not any("forward" in vars(layer) for layer in model)
+    return result
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("layer", [nn.Linear(SIZE, 2 * SIZE), nn.Linear(SIZE, SIZE, bias=False)])
-def test_plain_layers_take_another_form_and_are_left_as_they_were(layer: Any, fast_rows: list[int]) -> None:
-    model, x = model_of(layer), torch.randn(2, 3, SIZE)
-    before, expected = set(vars(layer)), model(x)
-    with FastProducts(model).in_place():
-        product = model(x)
-    assert product.equal(expected)
-    assert fast_rows == [6]
-    assert set(vars(layer)) == before
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(SIZE, 2 * SIZE), nn.Linear(SIZE, 3, bias=False), Conv1D(SIZE, SIZE), nn.SiLU(), nn.GELU(),
+        nn.GELU("tanh"), activations.SiLUActivation(), activations.GELUActivation(), activations.GELUTanh(),
+        activations.QuickGELUActivation(),
+    ],
+    ids=lambda layer: str(layer),
+)  # fmt: skip
+def test_a_row_is_the_same_alone_and_in_a_block_and_nearly_that_of_pytorch(layer: Any, dtype: torch.dtype) -> None:
+    model, x = model_of(copy.deepcopy(layer).to(dtype)), torch.randn(2, 3, SIZE).to(dtype)
+    output = run(model, x)
+    bits = {} if dtype is torch.float32 else {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-3}  # PyTorch rounds more often
+    torch.testing.assert_close(output, model(x), **bits)
+    assert output[1, 2].equal(run(model, x[1:, 2:])[0, 0])
 
 
-@torch.no_grad()
-def test_forms_are_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs: list[torch.Tensor] = []
-
-    def form(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        inputs.append(x)
-        return torch.nn.functional.linear(x, weight, bias)
-
-    monkeypatch.setattr(placing, "IS_USED", True)
-    monkeypatch.setattr(placing, "pick_form", lambda _: form)
-    model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(8, 4, SIZE)[:, -1:]
-    expected = model(x)
-    with FastProducts(model).in_place():
-        product = model(x)
-    torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-5)
-    assert not x.is_contiguous()
-    assert all(rows.is_contiguous() for rows in inputs)
+def test_only_a_few_rows_where_the_caller_says_so(rows: list[int]) -> None:
+    model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, 8, SIZE)
+    assert run(model, x, most_rows=15).equal(model(x))
+    run(model, x, most_rows=16)
+    run(model, x)
+    assert rows == [16, 16]
 
 
-def test_what_is_not_plain_is_never_touched(fast_rows: list[int]) -> None:
+def test_what_is_not_plain_is_never_touched(rows: list[int]) -> None:
     hooked, replaced = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
     hooked.register_forward_hook(lambda *_: None)
     vars(replaced)["forward"] = lambda x: x
@@ -74,50 +95,62 @@ def test_what_is_not_plain_is_never_touched(fast_rows: list[int]) -> None:
         model_of(replaced),
         model_of(parametrizations.weight_norm(nn.Linear(SIZE, SIZE))),
         model_of(nn.Linear(SIZE, SIZE, device="meta")),
-        model_of(nn.Linear(SIZE, placing._MIN_ENTRIES // SIZE - 1)),
-        model_of(nn.Linear(SIZE, SIZE).bfloat16()),
+        model_of(nn.Linear(SIZE, SIZE).double()),
         model_of(torch.ao.quantization.quantize_dynamic(model_of(nn.Linear(SIZE, SIZE)))),  # type: ignore[no-untyped-call]
         model_of(nn.Conv1d(SIZE, SIZE, 1)),
         compiled,
         None,
     ]
-    assert len(FastProducts(model_of(nn.Linear(SIZE, SIZE)))) == 1
-    assert len(FastProducts(model_of(nn.Linear(256, 256)))) == bool(kernel.LEVEL)
-    assert [len(FastProducts(model)) for model in models] == [0] * len(models)
-    assert not fast_rows
+    assert len(OwnKernels(model_of(nn.Linear(SIZE, SIZE)))) == 1
+    assert [len(OwnKernels(model)) for model in models] == [0] * len(models)
+    assert all(OwnKernels(model).why_none for model in models)
+    with switched(is_on=False):
+        assert OwnKernels(model_of(nn.Linear(SIZE, SIZE))).why_none.endswith("(own_kernels=False)")
+    assert not rows
 
 
-def test_gradients_casts_and_unusual_inputs_keep_the_layers_own_product(fast_rows: list[int]) -> None:
+def test_gradients_casts_and_unusual_inputs_keep_the_layers_own_product(rows: list[int]) -> None:
     model = model_of(nn.Linear(SIZE, SIZE))
-    layer, x = model[0], torch.randn(2, SIZE)
-    with FastProducts(model).in_place():
+    layer, x, kernels = model[0], torch.randn(2, SIZE), OwnKernels(model)
+    with kernels.in_place(), kernels.running():
         model(x).sum().backward()
         assert layer.weight.grad is not None
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             assert model(x).dtype == torch.bfloat16
         with torch.no_grad():
-            model(nn.Parameter(x))
-            model(x.expand(100, 2, SIZE))  # more rows than the rule covers
             assert model(x[:0]).shape == (0, SIZE)
             assert layer(input=x).equal(torch.nn.functional.linear(x, layer.weight, layer.bias))
             for unusual in (torch.randn(2, 0), torch.randn(()), torch.randn(2, SIZE - 1)):
                 with pytest.raises(RuntimeError):
                     model(unusual)
-            assert not fast_rows
-            model(x)
             layer.double()
-            model(x.double())
-    assert fast_rows == [2]
+            assert model(x.double()).dtype == torch.float64
     assert "forward" not in vars(layer)
 
 
+def test_transformed_layers_keep_their_own_product(rows: list[int]) -> None:
+    class Ensemble(nn.Module):
+        """The mean of several layers, as in PyTorch's tutorial on model ensembling."""
+
+        def __init__(self, parts: list[nn.Module]) -> None:
+            super().__init__()
+            self.base, self.stacked = parts[0], stack_module_state(parts)[0]
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return vmap(lambda p, x: functional_call(self.base, p, (x,)), in_dims=(0, None))(self.stacked, x).mean(0)
+
+    model, x = model_of(Ensemble([nn.Linear(SIZE, SIZE) for _ in range(2)])), torch.randn(2, SIZE)
+    assert run(model, x).equal(model(x))
+    assert not rows
+
+
 @torch.no_grad()
-def test_threads_share_a_model_and_only_those_inside_get_fast_products(fast_rows: list[int]) -> None:
+def test_threads_share_a_model_and_only_those_inside_get_the_kernels(rows: list[int]) -> None:
     model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, SIZE)
-    inside, leave = threading.Event(), threading.Event()
+    inside, leave, kernels = threading.Event(), threading.Event(), OwnKernels(model)
 
     def hold() -> None:
-        with torch.no_grad(), FastProducts(model).in_place():
+        with torch.no_grad(), OwnKernels(model).in_place(), kernels.running():
             model(x)
             inside.set()
             leave.wait(10)
@@ -127,27 +160,52 @@ def test_threads_share_a_model_and_only_those_inside_get_fast_products(fast_rows
     thread.start()
     assert inside.wait(10)
     model(x)
-    with switched(False), FastProducts(model).in_place():
+    with kernels.in_place():
         model(x)
-    assert len(fast_rows) == 1
-    with FastProducts(model).in_place():
-        model(x)
-        assert len(fast_rows) == 2
+        assert len(rows) == 1
+        with kernels.running():
+            model(x)
+        assert len(rows) == 2
     assert "forward" in vars(model[0])  # the other thread is still in its call
     leave.set()
     thread.join()
-    assert len(fast_rows) == 3
+    assert len(rows) == 3
     assert vars(model[0]).keys() == vars(nn.Linear(1, 1)).keys()
 
 
 @torch.no_grad()
-def test_nested_use(fast_rows: list[int]) -> None:
-    model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, SIZE)
-    with FastProducts(model).in_place():
-        with FastProducts(model).in_place():
+def test_threads_that_enter_and_leave_at_once_never_lose_the_kernels(rows: list[int]) -> None:
+    model, x, number, num_threads = model_of(*[nn.Linear(SIZE, SIZE) for _ in range(8)]), torch.randn(2, SIZE), 200, 4
+
+    def work() -> None:
+        for _ in range(number):
+            kernels = OwnKernels(model)
+            with torch.no_grad(), kernels.in_place(), kernels.running():
+                model(x)
+
+    threads = [threading.Thread(target=work) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(rows) == number * num_threads * len(model)
+    assert not any("forward" in vars(layer) for layer in model)
+
+
+@torch.no_grad()
+def test_copies_and_pickles_are_the_layers_own(rows: list[int]) -> None:
+    model, x = model_of(nn.Linear(SIZE, SIZE), nn.SiLU()), torch.randn(2, SIZE)
+    kernels = OwnKernels(model)
+    with kernels.in_place(), kernels.running():
+        with OwnKernels(model).in_place():
             model(x)
-        copied = copy.deepcopy(model)
+        copied, pickled = copy.deepcopy(model), pickle.dumps(model)
         model(x)
-    assert len(fast_rows) == 2
-    copied[0].weight.data.zero_()
-    assert not copied(x).equal(model(x))
+        assert len(rows) == 2
+    loaded = pickle.loads(pickled)
+    assert b"uag" not in pickled
+    for other in (copied, loaded):
+        assert other(x).equal(model(x))
+        other[0].weight.data.zero_()
+        assert not other(x).equal(model(x))
+        assert not run(other, x).equal(model(x))

@@ -18,15 +18,10 @@ from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.inspection import in_evaluation, inspected_once, is_training
 from uag.hf.trials.drafts import check_draft
-from uag.products import FastProducts
+from uag.products import FEW_ROWS, OwnKernels
 from uag.projection import Feed, HasPath
 
 IdArray = npt.NDArray[np.int64]
-
-_MOST_ROWS_IN_HALF = 8
-"""Largest batch for which a draft in bfloat16 uses uag's kernel. Its passes took 0.6 times as long as with PyTorch's
-products for 1 token, as long for 16, and 1.4 times as long for 32. Increase to speed up larger batches on CPUs whose
-bfloat16 products are slow; decrease to speed up wide passes on CPUs whose products are fast."""
 
 
 class DraftModel(Passes):
@@ -56,7 +51,7 @@ class DraftModel(Passes):
         self._num_embeddings = int(wrapped.weight_of(model.get_input_embeddings()).shape[0])
         self._without_gradients = weights.without_gradients(model)
         self._evaluating: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._products = FastProducts()
+        self._kernels = OwnKernels()
         self._encoder_ids: Sequence[Sequence[int]] = ()
         self._encoder: dict[str, Any] = {}
 
@@ -70,11 +65,10 @@ class DraftModel(Passes):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Create the cache, and look for faster products again, since the model's modules may have changed."""
+        """Create the cache, and look for layers again, since the model's modules may have changed."""
         self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
         with inspected_once(self.model):
-            is_small = len(self.batch.rows) <= _MOST_ROWS_IN_HALF
-            self._products = FastProducts(self.model, has_half=is_small)  # a draft's rounding changes no output
+            self._kernels = OwnKernels(self.model)
 
     def _drop_cache(self) -> None:
         self.batch.cache, self._encoder = None, {}
@@ -108,7 +102,8 @@ class DraftModel(Passes):
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         batch = self.batch
-        with self._without_gradients(), self._evaluating(), self._products.in_place():
+        kernels = self._kernels
+        with self._without_gradients(), self._evaluating(), kernels.in_place(), kernels.running(FEW_ROWS):
             self._trim()
             width = max(len(request.nodes) for _, request in requests)
             kept = min(width, KEPT_POSITIONS)

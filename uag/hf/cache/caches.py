@@ -103,11 +103,6 @@ def is_sliding(layer: Any) -> bool:
     return isinstance(layer, DynamicSlidingWindowLayer)
 
 
-def exceeds_window(cache: Any, num_tokens: int) -> bool:
-    """Whether a layer keeps a window of fewer tokens; recording its past would make it keep all of them."""
-    return any(is_sliding(layer) and layer.sliding_window < num_tokens for layer in _layers(cache))
-
-
 def can_be_ragged(cache: Any) -> bool:
     """Return whether the rows of a cache may differ in length, because all layers keep only keys and values."""
     return all(type(layer) in (StaticLayer, *_RAGGED) for layer in _layers(cache))

@@ -1,44 +1,44 @@
-"""Calls with fast products equal plain `generate`, and leave the models unchanged."""
+"""Calls with uag's kernels equal plain `generate` in float32, and leave the models unchanged."""
 
 import copy
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
 from tests.support.grids import covering
 from tests.support.models import tiny_model
-from uag.products import kernel, placing
-from uag.products.forms import IS_USED, pick_form
+from uag.products import kernel
 
-SIZE = 768
-
-pytestmark = pytest.mark.skipif(not IS_USED, reason="no form was measured here")
-
-
-@cache
-def model(kind: str, seed: int = 0) -> Any:
-    """Return a model with weight matrices that are large enough for fast products."""
-    sizes = {"n_embd": SIZE} if kind == "gpt2" else {"hidden_size": SIZE, "intermediate_size": SIZE}
-    return tiny_model(kind, 700, seed, **sizes)
+pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Return the list of the numbers of rows of fast products."""
+    """Return the list of the numbers of rows of the kernels' products."""
     rows: list[int] = []
 
-    def noting(num_rows: int) -> Any:
-        rows.append(num_rows)
-        return pick_form(num_rows)
+    def noting(name: str) -> Any:
+        product = getattr(kernel, name)
 
-    monkeypatch.setattr(placing, "pick_form", noting)
+        def run(x: torch.Tensor, weight: Any, bias: Any) -> Any:
+            rows.append(x.numel() // x.shape[-1])
+            return product(x, weight, bias)
+
+        return run
+
+    for name in ("linear", "conv1d"):
+        monkeypatch.setattr(kernel, name, noting(name))
     yield rows
     for kind in ("gpt2", "llama"):
         assert not any("forward" in vars(layer) for layer in model(kind).modules())
+
+
+def model(kind: str, seed: int = 0) -> Any:
+    return tiny_model(kind, 700, seed)
 
 
 @covering("kind, num_rows, options", ("gpt2", "llama"), (1, 3), (GREEDY, SAMPLED), strength=1)
@@ -60,25 +60,25 @@ def test_the_draft_and_calls_without_one_take_it_too(taken: list[int]) -> None:
     assert not any("forward" in vars(layer) for layer in draft.modules())
 
 
-@pytest.mark.skipif(not kernel.LEVEL, reason="no kernel was built")
 @pytest.mark.parametrize("num_rows", [1, 9])
-def test_in_bfloat16_only_the_draft_of_few_rows_takes_it(num_rows: int, taken: list[int]) -> None:
-    """The target's rounding decides near ties; the draft's cannot change the output."""
-    target, draft = (copy.deepcopy(model("llama", seed=seed)).bfloat16() for seed in (0, 1))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_target_and_draft_take_it(num_rows: int, dtype: torch.dtype, taken: list[int]) -> None:
+    target, draft = (copy.deepcopy(model("llama", seed=seed)).to(dtype) for seed in (0, 1))
     given = left_padded((PROMPTS * num_rows)[:num_rows]) | GREEDY
-    uag.Assistant(None).generate(target, **given)
-    assert not taken
-    assistant = uag.Assistant(draft, num_candidate_tokens=3)
-    assistant.generate(target, **given)
-    assert assistant.stats.num_draft_forwards
-    assert bool(taken) == (num_rows == 1)
+    reference, assistant = uag.Assistant(None), uag.Assistant(draft, num_candidate_tokens=3)
+    expected = reference.generate(target, **given)
+    num_plain = len(taken)
+    assert assistant.generate(target, **given).equal(expected)
+    assert len(taken) > num_plain > 0
+    assert reference.stats.is_draft_independent
+    assert assistant.stats.is_draft_independent
     assert not any("forward" in vars(layer) for one in (target, draft) for layer in one.modules())
 
 
 def test_it_can_be_left_out(taken: list[int]) -> None:
     target, given = model("llama"), left_padded(PROMPTS[:1]) | GREEDY
-    compare(target, given, uag.Assistant(model("llama", seed=1), num_candidate_tokens=3, fast_products=False))
-    compare(target, given, uag.Assistant(None, fast_products=False))
+    compare(target, given, uag.Assistant(model("llama", seed=1), num_candidate_tokens=3, own_kernels=False))
+    compare(target, given, uag.Assistant(None, own_kernels=False))
     assert not taken
 
 

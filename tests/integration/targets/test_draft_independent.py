@@ -1,4 +1,5 @@
-"""With a fixed width, ids, logits, scores and the generator's state are the same for every draft, bit for bit."""
+"""Ids, logits, scores and the generator's state are the same for every draft, bit for bit: with uag's kernels, and with
+passes of a fixed width, which `draft_independent=True` uses where the kernels cannot."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +13,17 @@ from tests.support.calls import batch, draft_options, left_padded, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
+from uag.decoding.fixed_width import WIDTH
 from uag.errors import OptionError, UnsupportedError
 from uag.hf import passes
 from uag.hf.cache.caches import CACHE
-from uag.products import placing
+from uag.products import kernel
 
-WIDTH = 8
+FIXED: dict[str, Any] = {"own_kernels": False, "draft_independent": True}
+OWN: dict[str, Any] = {}
+WAYS = pytest.mark.parametrize(
+    "way", [OWN, FIXED] if kernel.LEVEL else [FIXED], ids=["kernels", "width"][not kernel.LEVEL :]
+)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLASSES = (
     "bloom", "cohere", "falcon", "gemma2", "gemma3", "glm", "gpt2", "gpt_bigcode", "gpt_neox", "gptj",
@@ -41,10 +47,12 @@ def run(assistant: uag.Assistant, target: Any, inputs: dict[str, Any], **options
     return output, torch.get_rng_state()
 
 
-def check_sources(target: Any, tokenizer: Any, inputs: dict[str, Any], draft: Any = None, **options: Any) -> Any:
+def check_sources(
+    way: dict[str, Any], target: Any, tokenizer: Any, inputs: dict[str, Any], draft: Any = None, **options: Any
+) -> Any:
     """Compare five sources of candidates with the reference, and return its output."""
-    reference, state = run(uag.Assistant(None, None, tokenizer, fixed_width=WIDTH), target, inputs, **options)
-    known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    reference, state = run(uag.Assistant(None, None, tokenizer, **way), target, inputs, **options)
+    known = reference.sequences[:, -len(reference.logits) :].tolist()
     size = reference.logits[0].shape[1]
     sources: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
         name: ((None, None), {"drafter": SharedDrafter(known, size, share), "num_candidate_tokens": number})
@@ -53,8 +61,9 @@ def check_sources(target: Any, tokenizer: Any, inputs: dict[str, Any], draft: An
     if draft is not None:
         sources |= {"draft": (draft, {}), "draft, three": (draft, {"num_candidate_tokens": 3})}
     for name, (models, own) in sources.items():
-        assistant = uag.Assistant(*models, tokenizer, fixed_width=WIDTH, **own)
+        assistant = uag.Assistant(*models, tokenizer, **way, **own)
         output, new_state = run(assistant, target, inputs, **options)
+        assert assistant.stats.is_draft_independent, assistant.stats.draft_dependence
         assert torch.equal(output.sequences, reference.sequences), name
         for kind in ("logits", "scores"):
             one, other = getattr(output, kind), getattr(reference, kind)
@@ -72,29 +81,42 @@ def inputs_of(tokenizer: Any, num_rows: int) -> dict[str, Any]:
     return left_padded([[5, 9, 2, 7, 11, 3, 8], [4, 6, 10], [12, 3, 5, 9, 6]])
 
 
-def check_class(name: str, dtype: torch.dtype) -> None:
+def check_class(way: dict[str, Any], name: str, dtype: torch.dtype) -> None:
     target, tokenizer = tiny_target(name)
     for num_rows, do_sample in ((1, True), (3, False)):
         inputs = inputs_of(tokenizer, num_rows)
-        check_sources(target.to(dtype), tokenizer, inputs, max_new_tokens=20, do_sample=do_sample)
+        check_sources(way, target.to(dtype), tokenizer, inputs, max_new_tokens=20, do_sample=do_sample)
 
 
+@WAYS
 @covering("name, dtype", ("llama", "gpt2", "mistral", "gemma3"), DTYPES[:2], strength=1)
-def test_logits_of_every_source_are_identical(name: str, dtype: torch.dtype) -> None:
-    check_class(name, dtype)
+def test_logits_of_every_source_are_identical(way: dict[str, Any], name: str, dtype: torch.dtype) -> None:
+    check_class(way, name, dtype)
+
+
+@pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+@covering("name, dtype", ("mixtral", "t5", "bart", "qwen3"), DTYPES, strength=1)
+def test_logits_of_experts_and_of_encoder_decoders_are_identical(name: str, dtype: torch.dtype) -> None:
+    check_class(OWN, name, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CLASSES)
-def test_logits_of_every_source_in_every_class_are_identical(name: str, dtype: torch.dtype, threads: int) -> None:
-    check_class(name, dtype)
+@WAYS
+def test_logits_of_every_source_in_every_class_are_identical(
+    way: dict[str, Any], name: str, dtype: torch.dtype, threads: int
+) -> None:
+    check_class(way, name, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("do_sample", [False, True], ids=("greedy", "sampled"))
-def test_logits_of_the_demo_pair_are_identical(dtype: torch.dtype, do_sample: bool, threads: int) -> None:
+@WAYS
+def test_logits_of_the_demo_pair_are_identical(
+    way: dict[str, Any], dtype: torch.dtype, do_sample: bool, threads: int
+) -> None:
     demo = uag.load_pair(dtype=str(dtype).removeprefix("torch."))
     draft = demo.draft, demo.draft_tokenizer
     prompts = ["def add(a, b):\n    return", "import numpy as np\nx = np.", "class Point:"]
@@ -102,15 +124,16 @@ def test_logits_of_the_demo_pair_are_identical(dtype: torch.dtype, do_sample: bo
         inputs = dict(demo.target_tokenizer(prompts[:num_rows], return_tensors="pt", padding=True, padding_side="left"))
         inputs.pop("token_type_ids", None)
         options = {"max_new_tokens": 32, "do_sample": do_sample}
-        check_sources(demo.target, demo.target_tokenizer, inputs, draft, **options)
+        check_sources(way, demo.target, demo.target_tokenizer, inputs, draft, **options)
 
 
+@WAYS
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
-def test_output_in_float32_equals_plain_decoding_up_to_rounding(name: str) -> None:
+def test_output_in_float32_equals_plain_decoding_up_to_rounding(way: dict[str, Any], name: str) -> None:
     target, tokenizer = tiny_target(name)
     inputs = inputs_of(tokenizer, 3)
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
-    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    assistant = uag.Assistant(None, None, tokenizer, **way)
     output, _ = run(assistant, target, inputs, **options)
     assert (assistant.stats.strategy, assistant.stats.not_drafting) == ("plain", "")
     plain = target.generate(**inputs, **options, return_dict_in_generate=True, output_logits=True)
@@ -127,7 +150,7 @@ def test_padding_beyond_the_last_position_is_not_looked_up() -> None:
     target, tokenizer = tiny_target("gpt2", n_positions=48)
     inputs = batch(tokenizer)
     num_new = target.config.n_positions - inputs["input_ids"].shape[1]
-    reference = check_sources(target, tokenizer, inputs, max_new_tokens=num_new, do_sample=False)
+    reference = check_sources(FIXED, target, tokenizer, inputs, max_new_tokens=num_new, do_sample=False)
     assert reference.sequences.shape[1] == target.config.n_positions
 
 
@@ -145,7 +168,7 @@ def test_padding_beyond_the_last_position_is_not_looked_up() -> None:
 )
 def test_calls_that_cannot_keep_the_promise_are_refused(name: str, options: dict[str, Any], reason: str) -> None:
     target, tokenizer = tiny_target(name)
-    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    assistant = uag.Assistant(None, None, tokenizer, **FIXED)
     with pytest.raises(UnsupportedError, match=reason):
         assistant.generate(target, **batch(tokenizer), max_new_tokens=8, **options)
 
@@ -153,52 +176,46 @@ def test_calls_that_cannot_keep_the_promise_are_refused(name: str, options: dict
 def test_static_cache_of_the_call_is_replaced_by_a_full_one() -> None:
     target, tokenizer = tiny_target("mistral")
     reference = check_sources(
-        target, tokenizer, batch(tokenizer), max_new_tokens=16, do_sample=False, cache_implementation="static"
+        FIXED, target, tokenizer, batch(tokenizer), max_new_tokens=16, do_sample=False, cache_implementation="static"
     )
     assert type(reference[CACHE]) is StaticCache
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"fixed_width": 1}, {"fixed_width": 8, "num_candidate_tokens": 8}, {"fixed_width": 8, "sampling": "rejection"}],
-)
-def test_contradicting_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="fixed_width"):
-        uag.Assistant(None, None, pair()[3], **options)
+def test_rejection_sampling_contradicts_the_option() -> None:
+    with pytest.raises(OptionError, match="draft_independent=True promises"):
+        uag.Assistant(None, None, pair()[3], draft_independent=True, sampling="rejection")
 
 
-def test_installed_width_holds_until_it_is_uninstalled() -> None:
-    target, tokenizer = pair("gpt2")[:2]
-    models = draft_options("gpt2")
+def test_installed_option_holds_until_it_is_uninstalled() -> None:
+    target, tokenizer = tiny_target("mpt")
+    models = draft_options("gpt2") | {"tokenizer": tokenizer}
     given: dict[str, Any] = {**batch(tokenizer), "max_new_tokens": 12, "do_sample": False}
-    recorded: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
-    reference = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **given, **recorded)
-    for width in (1, 65):
-        with pytest.raises(OptionError, match=f"fixed_width={width} must be a whole number from 2 to 64, or None"):
-            uag.install(fixed_width=width)
+    with pytest.raises(OptionError, match="draft_independent=8 must be True or False"):
+        uag.install(draft_independent=8)  # type: ignore[arg-type]
     try:
-        uag.install(fixed_width=WIDTH)
+        uag.install(draft_independent=True)
         uag.install()  # keeps it
-        found = target.generate(**given, **models, **recorded, num_assistant_tokens=3)
-        assert all(map(torch.equal, found.logits, reference.logits))
-        assert uag.last_stats(target).num_accepted_tokens > 0
-        with pytest.raises(OptionError, match="has room for 7 candidates, not for 20"):
-            target.generate(**given, **models, num_assistant_tokens=20)
+        with pytest.raises(UnsupportedError, match="draft_independent=True cannot promise"):
+            target.generate(**given, **models)
         uag.uninstall()
         uag.install()
-        target.generate(**given, **models, num_assistant_tokens=20)
+        target.generate(**given, **models)
+        assert not uag.last_stats(target).is_draft_independent
     finally:
         uag.uninstall()
 
 
+@WAYS
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: float, num_rows: int) -> None:
+def test_candidates_and_padding_that_overflow_leave_the_output_alone(
+    way: dict[str, Any], value: float, num_rows: int
+) -> None:
     target, tokenizer = tiny_target("llama")
     head = target.lm_head.weight.detach().clone()
     inputs = inputs_of(tokenizer, num_rows)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
-    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    assistant = uag.Assistant(None, None, tokenizer, **way)
     written = set(run(assistant, target, inputs, **options)[0].sequences.unique().tolist())
     bad = next(i for i in range(1, 99) if i not in written)
     size = head.shape[0]
@@ -212,29 +229,14 @@ def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: floa
     assert not any(step.isnan().any() for step in reference.logits)
     known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     drafter = SharedDrafter([[*row[:6], bad, *row[7:]] for row in known], size, 1.0)
-    assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7, fixed_width=WIDTH)
+    assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7, **way)
     output, new_state = run(assisted, target, inputs, **options)
     assert assisted.stats.num_accepted_tokens > 0
     assert all(map(torch.equal, output.logits, reference.logits))
     assert torch.equal(output.sequences, reference.sequences)
     assert torch.equal(new_state, state)
     is_repeated = any("NaN" in reason for reason in assisted.stats.fallbacks)
-    assert is_repeated == (value != 1e38)
-
-
-def test_trial_without_the_kernel_does_not_vouch_for_passes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uneven(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        product = torch.nn.functional.linear(x, weight, bias)
-        return product + 1e-3 * torch.arange(product.shape[-2])[:, None]
-
-    target, tokenizer = tiny_target("llama")
-    monkeypatch.setattr(placing, "_MIN_ENTRIES", 1)
-    monkeypatch.setattr(placing, "pick_form", lambda _: uneven)
-    inputs = batch(tokenizer)
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
-    uag.Assistant(None, None, tokenizer, fixed_width=WIDTH, fast_products=False).generate(target, **inputs, **options)
-    with pytest.raises(UnsupportedError, match="computes a token differently in row"):
-        uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **inputs, **options)
+    assert is_repeated == (value != 1e38 and way is FIXED)  # the kernels do not read masked keys
 
 
 def test_trial_over_a_short_cache_does_not_vouch_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +248,7 @@ def test_trial_over_a_short_cache_does_not_vouch_for_a_longer_one(monkeypatch: p
 
     target, tokenizer = tiny_target("llama")
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", uneven)
-    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH, trust_changes=True)
+    assistant = uag.Assistant(None, None, tokenizer, **FIXED, trust_changes=True)
     inputs: dict[str, Any] = {"do_sample": False, **batch(tokenizer)}
     assistant.generate(target, **inputs, max_new_tokens=8)
     with pytest.raises(UnsupportedError, match="computes a token differently in row"):
@@ -273,8 +275,8 @@ def test_trial_runs_the_compiled_passes_of_the_call_and_compiles_one_graph() -> 
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": "static"}
     configs = [passes.compile_config() for _ in range(2)]
     configs[0].backend, configs[1].backend = even, uneven
-    check_sources(target, tokenizer, batch(tokenizer), compile_config=configs[0], **options)
+    check_sources(FIXED, target, tokenizer, batch(tokenizer), compile_config=configs[0], **options)
     assert len(backends) == 1
-    other, assistant = tiny_target("gpt2", n_layer=1)[0], uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    other, assistant = tiny_target("gpt2", n_layer=1)[0], uag.Assistant(None, None, tokenizer, **FIXED)
     with pytest.raises(UnsupportedError, match="computes a token differently in row"):
         assistant.generate(other, **batch(tokenizer), compile_config=configs[1], **options)

@@ -1,0 +1,272 @@
+"""PyTorch's and transformers' operations, computed by uag's kernels in the threads that asked for it.
+
+Where the kernels do not serve, what they replace runs instead.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers.activations import SiLUActivation
+from transformers.integrations import moe
+from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
+from transformers.integrations.sdpa_attention import create_position_bias_mask, sdpa_attention_forward
+
+from uag.hf.inspection import is_transformed, without_functions
+from uag.products import kernel
+
+ANY = 1 << 62
+"""The number of rows that no pass exceeds."""
+
+
+class _State(threading.local):
+    most_rows = 0
+    """The most rows for which this thread's passes use the kernels; 0 outside of them."""
+    replaces_functions = False
+    """Whether `Functions` is active."""
+
+
+state = _State()
+
+
+def direct() -> AbstractContextManager[Any]:
+    """Call functions of PyTorch without `Functions`, which would delay each by microseconds."""
+    return without_functions() if state.replaces_functions else nullcontext()
+
+
+def is_usual(x: Any) -> bool:
+    """Return whether the kernels serve an input: a plain tensor on the CPU, without gradients, tracing and autocast."""
+    return (
+        state.most_rows > 0
+        and type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.is_cpu
+        and x.dim() > 0
+        and 0 < x.numel() <= state.most_rows * x.shape[-1]
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        and not is_transformed()
+    )
+
+
+def attention(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return uag's function for one of transformers' attention functions, or the function itself."""
+    if not state.most_rows:
+        return function
+    known = _known_attention(function)
+    return function if known is None else partial(_attention, known, function)
+
+
+_OF_EAGER = {
+    "F", "cat", "contiguous", "dim", "dropout", "dtype", "expand", "float", "float32", "functional", "head_dim",
+    "keepdim", "matmul", "max", "nn", "num_key_value_groups", "repeat_kv", "reshape", "shape", "sinks", "size",
+    "softmax", "tanh", "to", "torch", "training", "transpose", "type", "values", "view",
+}  # fmt: skip
+"""The names that transformers' eager attention functions use if they are softmax attention with a mask and, where their
+class has them, a position bias, a softcap, or sinks as one more logit per head."""
+
+
+@cache
+def _known_attention(function: Callable[..., Any]) -> tuple[frozenset[str], bool] | None:
+    """Return a function's parameters and whether it reads its module's sinks; None if the kernel does not serve it."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    parameters = frozenset(code.co_varnames[: code.co_argcount])
+    if function is sdpa_attention_forward:
+        return parameters, False
+    is_eager = function.__name__ == "eager_attention_forward" and function.__module__.startswith("transformers.models.")
+    is_known = is_eager and _OF_EAGER.issuperset(code.co_names) and "sinks" not in parameters
+    return (parameters, "sinks" in code.co_names) if is_known else None
+
+
+def _attention(
+    known: tuple[frozenset[str], bool], function: Callable[..., Any], module: Any, *inputs: Any, **kwargs: Any
+) -> Any:
+    """Run one of transformers' attention functions by uag's kernel, or as it is if that does not serve its inputs."""
+    with direct():
+        output = _own_attention(*known, function is sdpa_attention_forward, module, *inputs, **kwargs)
+    return function(module, *inputs, **kwargs) if output is None else (output, None)
+
+
+def _own_attention(
+    parameters: frozenset[str],
+    has_sinks: bool,
+    is_sdpa: bool,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    softcap, mask, is_causal = kwargs.get("softcap"), attention_mask, False
+    has_dropout = module.training and kwargs.get("dropout")
+    if has_dropout or (softcap is not None and is_sdpa) or not _fits_attention(query, key, value):
+        return None
+    if mask is not None:
+        mask = mask[..., : key.shape[2]]
+    elif is_sdpa and query.shape[2] > 1:
+        is_causal = kwargs.get("is_causal")
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    bias = kwargs.get("position_bias") if "position_bias" in parameters else None
+    if bias is not None:
+        mask, is_causal = create_position_bias_mask(bias[..., : key.shape[2]], mask, is_causal, query, key), False
+    sinks, softcap = module.sinks if has_sinks else None, softcap if "softcap" in parameters else None
+    return _attend(query, key, value, mask, is_causal, kwargs.get("scaling"), softcap, sinks)
+
+
+def _fits_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    return (
+        is_usual(query[..., 0, 0, :] if query.dim() == 4 else query)
+        and query.dim() == key.dim() == value.dim() == 4
+        and query.shape[0] * query.shape[2] <= state.most_rows
+        and key.shape[2] > 0
+    )
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Return attention [batch_size, num_tokens, num_heads, value_dim], or None if the kernel does not serve it.
+
+    PyTorch aligns causal masks to the upper left.
+    """
+    if is_causal:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril_()[None, None]
+    return kernel.attention(query, key, value, mask, scale, softcap or 0.0, sinks)
+
+
+def experts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return uag's function for one of transformers' functions of experts, or the function itself."""
+    is_known = function in (batched_mm_experts_forward, grouped_mm_experts_forward)
+    return partial(_experts, function) if state.most_rows and is_known else function
+
+
+def _experts(
+    function: Callable[..., Any], layer: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """Run the chosen experts of each token, and add their outputs in the order of their numbers."""
+    if (
+        not is_usual(x)
+        or layer._is_expert_parallel
+        or layer.has_post_expert_norm
+        or not kernel.can_read(layer.down_proj)
+    ):
+        return function(layer, x, chosen, shares)
+    is_plain = layer.has_gate and layer.is_concatenated and not (layer.has_bias or layer.is_transposed)
+    if is_plain and type(layer)._apply_gate is moe._default_apply_gate and _is_silu(layer.act_fn):
+        return kernel.experts(x, chosen, shares, layer.gate_up_proj, layer.down_proj)
+    product = kernel.conv1d if layer.is_transposed else kernel.linear
+    first = "gate_up_proj" if layer.has_gate else "up_proj"
+    output = torch.zeros(x.shape, dtype=torch.float32)
+    for expert in chosen.unique().tolist():
+        tokens, places = torch.where(chosen == expert)
+        hidden = x[tokens]
+        for name in (first, "down_proj"):
+            bias = getattr(layer, f"{name}_bias")[expert] if layer.has_bias else None
+            hidden = product(hidden, getattr(layer, name)[expert], bias)
+            if hidden is None:
+                return None
+            if name == first:
+                hidden = layer._apply_gate(hidden) if layer.has_gate else layer.act_fn(hidden)
+        output.index_add_(0, tokens, hidden.float() * shares[tokens, places, None].float())
+    return output.to(x.dtype)
+
+
+def _is_silu(activation: Any) -> bool:
+    return isinstance(activation, torch.nn.SiLU | SiLUActivation)
+
+
+class Functions(TorchFunctionMode):
+    """Replaces functions of PyTorch that forwards call themselves, in this thread."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function by uag's kernel, or as it is."""
+        kwargs = kwargs or {}
+        own = _FUNCTIONS.get(func)
+        output = None if own is None or not args or not is_usual(args[0]) else own(*args, **kwargs)
+        return func(*args, **kwargs) if output is None else output
+
+
+def _sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor | None:
+    if dropout_p or not _fits_attention(query, key, value) or not (enable_gqa or query.shape[1] == key.shape[1]):
+        return None
+    output = _attend(query, key, value, attn_mask, is_causal, scale)
+    return None if output is None else output.transpose(1, 2)
+
+
+def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """Multiply by a transposed weight, as Falcon does, or matrix by matrix, as attention outside the registry does."""
+    if x.dim() < 2 or other.dim() < 2 or x.shape[-1] != other.shape[-2]:
+        return None
+    if other.dim() == 2:
+        return kernel.linear(x, other.t()) if other.t().is_contiguous() else kernel.conv1d(x, other)
+    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])
+    pairs = zip(*(part.expand(*batch, -1, -1).flatten(0, -3) for part in (x, other)), strict=True)
+    products = [_matmul(*pair) for pair in pairs]
+    known = [product for product in products if product is not None]
+    return torch.stack(known).unflatten(0, batch) if len(known) == len(products) else None
+
+
+def _baddbmm(
+    added: torch.Tensor, x: torch.Tensor, other: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor | None:
+    product = _matmul(x, other)
+    return None if product is None else beta * added + alpha * product
+
+
+def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor | None:
+    return None if inplace else kernel.gate(x, "silu")
+
+
+def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor | None:
+    return kernel.gate(x, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+def _sigmoid(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor | None:
+    return kernel.gate(x, "sigmoid") if out is None else None
+
+
+def _softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor | None:
+    return kernel.gate(x, "softplus") if (beta, threshold) == (1.0, 20.0) else None
+
+
+_FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
+    functional.linear: kernel.linear,
+    functional.scaled_dot_product_attention: _sdpa,
+    functional.silu: _silu,
+    functional.gelu: _gelu,
+    functional.softplus: _softplus,
+    torch.sigmoid: _sigmoid,
+    torch.Tensor.sigmoid: _sigmoid,
+    torch.baddbmm: _baddbmm,
+    torch.Tensor.baddbmm: _baddbmm,
+    torch.bmm: _matmul,
+    torch.Tensor.bmm: _matmul,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+}
