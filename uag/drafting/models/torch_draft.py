@@ -40,8 +40,6 @@ class DraftModel(Passes):
         UnsupportedError: the model has no LM head, or its cache cannot be rewound.
     """
 
-    advice_on_a_gpu = "on a GPU, compile_draft=True makes passes several times faster (docs/gpu.md)"
-
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         check_draft(model)
         counts = Counts(num_bytes=weights.num_bytes(model))
@@ -64,7 +62,6 @@ class DraftModel(Passes):
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
         self.device = wrapped.device_of(self.model)  # it may have been moved since the last call
-        self.counts.advice = "" if self.device.type == "cpu" else self.advice_on_a_gpu
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
         self._evaluating = partial(in_evaluation, self.model) if is_training(self.model) else nullcontext
         self._prepare()
