@@ -126,11 +126,14 @@ class _Recording(TorchDispatchMode):
                 self._before[_address(tensor)] = memory, memory.clone()
 
     def _check(self, func: Any, values: Any) -> None:
-        is_copy = "copy" in func.overloadpacket.__name__
-        is_from_host = func is torch.ops.aten.lift_fresh.default and bool(_on_device(values))  # torch.tensor(device=...)
         tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-        waits = is_from_host or _WAITING.intersection(func.tags)
-        if waits or any(t.is_cpu and (t.dim() or is_copy) for t in tensors):
+        is_copy = "copy" in func.overloadpacket.__name__
+        is_from_host = func is torch.ops.aten.lift_fresh.default and bool(
+            _on_device(values)
+        )  # torch.tensor(device=...)
+        is_index = func is torch.ops.aten.index.Tensor
+        waits = any(t.dtype is torch.bool for t in tree_leaves(values[0][1])) if is_index else _WAITING & {*func.tags}
+        if waits or is_from_host or any(t.is_cpu and (t.dim() or is_copy) for t in tensors):
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
 
     def undo(self) -> None:

@@ -135,19 +135,19 @@ class _WithoutWaits(TorchDispatchMode):
         output = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]
+        is_made = name == "lift_fresh"  # the end of `torch.tensor(..., device=...)`, whose copy is hidden from modes
         # A number from the host becomes an argument of the kernel, except where it is copied.
-        places = {tensor.device.type for tensor in tensors if tensor.dim() or "copy" in name or name == "lift_fresh"}
-        if name == "lift_fresh":  # the end of `torch.tensor(..., device=...)`, whose copy is hidden from modes
-            places.add("cpu")
-        indices = [leaf for leaf in tree_leaves(args[1:2]) if isinstance(leaf, torch.Tensor)] if "index" in name else []
-        selects = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
-        if _WAITING.intersection(func.tags) or len(places) > 1 or selects:
+        places = {tensor.device.type for tensor in tensors if tensor.dim() or is_made or "copy" in name}
+        if len(places | ({"cpu"} if is_made else set())) > 1 or _reads_result(func, args):
             raise UnsupportedError(f"a pass waits for the device, in {func}")
         return output
 
 
-_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""PyTorch's tags of operations whose result, or its size, the host reads."""
+def _reads_result(func: Any, args: Any) -> bool:
+    """Whether the host reads an operation's result, or its size, according to PyTorch's tags."""
+    if "index" in func.overloadpacket.__name__:  # only a mask is read
+        return any(getattr(index, "dtype", None) in (torch.bool, torch.uint8) for index in tree_leaves(args[1]))
+    return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(func.tags)
 
 
 def refusal(model: Any, device: torch.device) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from uag.drafting.models.passes import Batch
 from uag.drafting.models.torch_draft import DraftModel, IdArray
@@ -59,6 +59,7 @@ class StaticDraft(DraftModel):
         self._kind: tuple[Any, ...] = ()  # what a static cache and its graphs are for; empty without one
         self._compiled: Callable[..., torch.Tensor] | None = None
         self._recorded: recorded.Recorded | None = None
+        self._windows: dict[str, int | None] = {}
         self._failure = ""  # why passes are not recorded after all
 
     def _static_refusal(self) -> str:
@@ -71,8 +72,11 @@ class StaticDraft(DraftModel):
             return "transformers does not support static caches for its class"
         if attention not in _WITH_4D_MASKS:
             return f"its attention {attention!r} does not support 4D masks; load it with 'sdpa'"
-        unusual = models.layers_other_than((DynamicLayer,), self.model)
-        return f"its cache has layers of kind {unusual}" if unusual else ""
+        unusual = models.layers_other_than((DynamicLayer, DynamicSlidingWindowLayer), self.model)
+        if unusual:
+            return f"its cache has layers of kind {unusual}"
+        self._windows = models.windows(self.model)
+        return "" if self._windows else "its forward takes no masks by layer"
 
     def _prepare(self) -> None:
         """Reuse the cache and the graphs of a call of the same kind; they contain PyTorch's own products."""
@@ -96,7 +100,9 @@ class StaticDraft(DraftModel):
                 self.counts.fall_backs.remove(self._failure)
             self._kind, self._failure, self._products = kind, "", FastProducts()
             self._drop_cache()
-            self._recorded = recorded.Recorded(self._call_static, self.device) if kind and not self._is_compiled else None
+            self._recorded = (
+                recorded.Recorded(self._call_static, self.device) if kind and not self._is_compiled else None
+            )
         if not kind:
             super()._prepare()
 
@@ -189,9 +195,13 @@ class StaticDraft(DraftModel):
             kept: number of logits.
         """
         ids, positions = tokens
-        num_before = cache.layers[0].cumulative_length.to(ids.device)
         slots, own = (torch.arange(size, device=ids.device) for size in (in_use.shape[-1], ids.shape[-1]))
-        visible = in_use[:, None, None] & (slots <= (num_before + own)[:, None])  # which slots each token sees
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=ids.device)  # added to attention scores
-        mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
-        return self._call_model(ids, positions, mask, kept, cache)
+        own = (cache.layers[0].cumulative_length.to(ids.device) + own)[:, None]
+        masks = {}
+        for layer_type, window in self._windows.items():
+            visible = in_use[:, None, None] & (slots <= own)  # which slots each token sees
+            if window is not None:
+                visible &= slots > own - window
+            mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=ids.device)  # added to attention scores
+            masks[layer_type] = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
+        return self._call_model(ids, positions, masks.get("", masks), kept, cache)

@@ -152,9 +152,7 @@ class DraftModel(Passes):
             mask[row, mask.shape[1] - len(request.nodes) :] = 1
         return mask
 
-    def _call_model(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, kept: int, cache: Any
-    ) -> torch.Tensor:
+    def _call_model(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, kept: int, cache: Any) -> torch.Tensor:
         """Run the model's own forward."""
         if self.is_encoder_decoder and not self._encoder:
             self._encoder = self._encoded()
