@@ -46,8 +46,8 @@ class Stats(RowStats):
         num_output_tokens: tokens generated, without padding.
         num_draft_forwards: draft passes, including its prefill.
         num_target_forwards: target passes, including its prefill.
-        draft_s: seconds spent drafting, including the projection; on Linux, this and the next three leave out the time in
-            which this thread waited for a free core.
+        draft_s: seconds spent drafting, including the projection; on Linux, this and the next three leave out the time
+            in which this thread waited for a free core.
         draft_forward_s: seconds of draft_s spent in draft passes.
         recording_s: seconds of draft_s spent in draft passes that were recorded or compiled.
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.

@@ -1,7 +1,7 @@
 """Graphs of the stand-in device, with the interface of `torch.cuda.CUDAGraph` and `torch.cuda.graph`.
 
-A replay runs exactly the recorded operations on exactly the recorded memory. So a number that was read from the host, an
-input that is not copied into its buffer, or a tensor that was replaced gives a wrong output, as on a GPU. As there,
+A replay runs exactly the recorded operations on exactly the recorded memory. So a number that was read from the host,
+an input that is not copied into its buffer, or a tensor that was replaced gives a wrong output, as on a GPU. As there,
 nothing runs while it is recorded, and copies between the host and the device are refused.
 """
 
@@ -82,10 +82,10 @@ class graph:  # noqa: N801 - named as in torch.cuda
             raise RuntimeError("memory of the device may be collected")
         self._before = current_stream()
         _streams.current = self._stream
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        self._mode.__exit__(*error)
+        self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
         recording.release()
         if self._mode.has_failed:  # as in PyTorch, the stream remains the one of the recording
             raise RuntimeError("operation failed due to a previous error during capture")
@@ -94,9 +94,9 @@ class graph:  # noqa: N801 - named as in torch.cuda
         STANDINGraph.num_recorded += 1
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorded: STANDINGraph) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.has_failed = False
         self._steps = recorded.steps
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory that existed before, and its content

@@ -70,7 +70,7 @@ class Recorded:
                 return logits, False
             try:
                 return self._record(shapes, inputs, length), True
-            except Exception as error:  # of the model, of PyTorch or of the driver
+            except Exception as error:  # noqa: BLE001 - of the model, of PyTorch or of the driver
                 cause = error.__context__ or error  # a recording that fails raises once more at its end
                 self.failure = " ".join(str(cause).split()[:24]) or type(cause).__name__
                 self._passes = {}
@@ -89,7 +89,7 @@ class Recorded:
             stream.wait_stream(current)
             with module.stream(stream):
                 buffers = {name: tensor.to(self._device, copy=True) for name, tensor in inputs.items()}
-                with _WithoutWaits():
+                with _WithoutWaits():  # type: ignore[no-untyped-call]
                     expected = self._forward(**buffers, cache=cache)
                 # Nothing runs while it is recorded. With other values than in the first replay, a value that became a
                 # constant of the graph is found.
@@ -124,7 +124,7 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _WithoutWaits(TorchDispatchMode):
+class _WithoutWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises where this thread's operations wait for the device, or copy between it and the host.
 
     PyTorch's own mode for this (`set_sync_debug_mode`) would raise in all threads.

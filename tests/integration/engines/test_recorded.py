@@ -1,4 +1,4 @@
-"""Drafts whose passes are recorded as graphs: the distributions of passes that are not, and the output of plain decoding.
+"""Recorded drafts have the distributions of drafts that are not recorded, and calls the output of plain decoding.
 
 UAG_DEVICE=standin pytest tests/integration/engines/test_recorded.py     # or cuda, xpu
 """
@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from uag.drafting.models import static_draft
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.static_draft import StaticDraft
 from uag.drafting.models.torch_draft import DraftModel
+from uag.errors import UnsupportedError
 from uag.hf import recorded
 from uag.hf.cache import static
 from uag.hf.devices import graphs_of
@@ -39,6 +41,11 @@ on_standin = pytest.mark.skipif(DEVICE != "standin", reason="on a GPU, some of t
 
 def llama() -> Any:
     return copy.deepcopy(tiny_draft("llama")[0]).to(DEVICE)
+
+
+def opened(draft: Any) -> Any:
+    """Return the draft's passes, whose private parts the tests look at."""
+    return open_passes(draft)
 
 
 def distributions(passes: Any, num_rows: int = 1, num_rounds: int = 8, first: int = 5) -> torch.Tensor:
@@ -80,7 +87,7 @@ def check(passes: Any, num_rows: int = 1, **options: Any) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "mistral", "gpt_oss"])
 def test_recorded_passes_have_the_distributions_of_usual_ones(name: str, num_rows: int) -> None:
     draft = tiny_model(name, 90, seed=2, **({"sliding_window": 8} if name in WITH_WINDOWS else {})).to(DEVICE)
-    passes = open_passes(draft)
+    passes = opened(draft)
     for _ in range(2):
         check(passes, num_rows)
 
@@ -121,7 +128,7 @@ def test_call_with_a_recorded_draft_equals_plain_decoding(num_rows: int, options
 
 def test_recorded_draft_is_moved() -> None:
     draft = llama().cpu()
-    passes = open_passes(draft)
+    passes = opened(draft)
     for device in ("cpu", DEVICE, "cpu", DEVICE):
         draft.to(device)
         torch.testing.assert_close(distributions(passes), usual(draft))
@@ -132,7 +139,7 @@ def test_recorded_draft_is_moved() -> None:
 @ROWS
 def test_recorded_passes_while_the_cache_grows(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_draft, "_SMALLEST", 16)
-    passes = open_passes(llama())
+    passes = opened(llama())
     check(passes, num_rows, num_rounds=30)
     assert static.capacity(passes.batch.cache) >= 64
     check(passes, num_rows, first=2)  # the grown cache and its graphs are used again
@@ -140,7 +147,7 @@ def test_recorded_passes_while_the_cache_grows(num_rows: int, monkeypatch: pytes
 
 def test_recorded_draft_with_adapters_that_are_switched_scaled_merged_and_disabled() -> None:
     draft = wrappers.lora(tiny_draft("llama")[0], names=("other",)).to(DEVICE)
-    passes = open_passes(draft)
+    passes = opened(draft)
     seen = []
     for change in (
         lambda: None,
@@ -154,14 +161,13 @@ def test_recorded_draft_with_adapters_that_are_switched_scaled_merged_and_disabl
         change()
         check(passes)
         seen.append(distributions(passes))
-    assert torch.equal(seen[0], seen[0])
-    assert all(not torch.allclose(one, other) for one, other in zip(seen[:2], seen[1:3], strict=True))
-    assert not torch.allclose(seen[-1], seen[-2])
+    has_changed = [not torch.allclose(one, other, atol=1e-4) for one, other in pairwise(seen)]
+    assert has_changed == [True, True, False, False, True, True]  # merging changes only rounding
 
 
 def test_recorded_draft_whose_weights_change() -> None:
     draft = llama()
-    passes = open_passes(draft)
+    passes = opened(draft)
     check(passes)
     for parameter in draft.parameters():
         parameter.data = 1.3 * parameter.data  # at another address
@@ -184,7 +190,7 @@ def test_recorded_drafts_in_threads() -> None:
     draft = llama()
     expected = usual(draft)
     results: dict[int, list[torch.Tensor]] = {}
-    drafts = [open_passes(draft) for _ in range(3)]
+    drafts = [opened(draft) for _ in range(3)]
 
     def run(index: int) -> None:
         results[index] = [distributions(drafts[index]) for _ in range(2)]
@@ -209,13 +215,10 @@ def test_autocast_hooks_and_wrappers_are_not_recorded() -> None:
     assert "compiled" in recorded.refusal(wrappers.compiled_forward(draft), device)
     assert "not all on" in recorded.refusal(draft, torch.device("cpu" if DEVICE == "cpu" else DEVICE, 1))
     draft.model.layers[0].register_forward_hook(lambda *_: None)
-    passes = open_passes(draft)
+    passes = opened(draft)
     torch.testing.assert_close(distributions(passes), usual(draft))
     assert passes._recorded is None
-    assert (
-        passes.counts.advice
-        == "the draft's passes are not recorded, because it has hooks, which a graph would not call (docs/gpu.md)"
-    )
+    assert "not recorded, because it has hooks, which a graph would not call" in passes.counts.advice
     assert passes.counts.fall_backs == []
 
 
@@ -229,10 +232,6 @@ def copies(tokens: torch.Tensor) -> torch.Tensor:
 
 def selects(tokens: torch.Tensor) -> torch.Tensor:
     return tokens + tokens[tokens < 0].sum()
-
-
-class Interrupted(Exception):
-    pass
 
 
 def seed(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -251,7 +250,7 @@ def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, mon
         monkeypatch.setattr(recorded, "_WithoutWaits", nullcontext)
     seed(monkeypatch, change)
     draft = llama()
-    passes, module = open_passes(draft), graphs_of(torch.device(DEVICE))
+    passes, module = opened(draft), graphs_of(torch.device(DEVICE))
     before = module.current_stream()
     for _ in range(2):
         torch.testing.assert_close(distributions(passes), usual(draft))
@@ -290,7 +289,8 @@ def bake_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fill_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first replay, the slots in use are not copied to their buffer."""
-    fill, filled = recorded._fill, []
+    fill = recorded._fill
+    filled: list[Any] = []
 
     def filling(buffers: Any, inputs: Any) -> None:
         fill(buffers if all(buffers is not each for each in filled) else {"tokens": buffers["tokens"]}, inputs)
@@ -319,7 +319,7 @@ def keep_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length is not set before a replay."""
-    fill, set_length = recorded._fill, static.set_length
+    set_length = static.set_length
     monkeypatch.setattr(static_draft, "static", SimpleNamespace(**vars(static) | {"set_length": lambda *_: None}))
     run = recorded.Recorded.run
 
@@ -328,13 +328,13 @@ def keep_length(monkeypatch: pytest.MonkeyPatch) -> None:
             set_length(cache, length)
         return run(self, inputs, cache, length)
 
-    assert fill is recorded._fill
     monkeypatch.setattr(recorded.Recorded, "run", running)
 
 
 def keep_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of the replay before are used, as if they had been copied too early."""
-    run, last = recorded.Recorded.run, {}
+    run = recorded.Recorded.run
+    last: dict[Any, torch.Tensor] = {}
 
     def running(self: Any, *args: Any) -> Any:
         before = last.get(self)
@@ -349,11 +349,11 @@ def keep_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fault", [bake_length, fill_one_input, move_cache, keep_graphs, keep_length, keep_logits])
 def test_seeded_fault_in_recorded_passes_is_found(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = llama()
-    passes = open_passes(draft)
+    passes = opened(draft)
     check(passes, num_rounds=20)
     fault(monkeypatch)
     expected = usual(draft, num_rounds=20)
-    passes = open_passes(draft)
+    passes = opened(draft)
     found = distributions(passes, num_rounds=20)
     if fault is keep_graphs:
         torch.testing.assert_close(found, expected)
@@ -367,20 +367,29 @@ def test_seeded_fault_in_recorded_passes_is_found(fault: Any, monkeypatch: pytes
 @on_standin
 def test_number_of_the_host_is_found_by_the_first_replay_of_recorded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A length that the cache itself keeps as a number, as sliding layers of transformers do."""
-    set_length, lengths = static.set_length, []
-    monkeypatch.setattr(static, "set_length", lambda cache, length: (lengths.append(length), set_length(cache, length)))
+    set_length = static.set_length
+    lengths: list[int] = []
+
+    def noting(cache: Any, length: int) -> None:
+        lengths.append(length)
+        set_length(cache, length)
+
+    monkeypatch.setattr(static, "set_length", noting)
     seed(monkeypatch, lambda tokens: tokens + (lengths[-1] == 0))
-    passes = open_passes(llama())
+    passes = opened(llama())
     distributions(passes)
     (reason,) = passes.counts.fall_backs
     assert "the first replay computed other logits" in reason
 
 
 @on_standin
-@pytest.mark.parametrize("fault", ["threads", "collection", "second recording"])
-def test_standin_refuses_what_would_end_a_recording(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = torch.standin
-    passes = open_passes(llama())
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("threads", "other threads"), ("collection", "collected"), ("second recording", "another recording")],
+)
+def test_standin_refuses_what_would_end_a_recording(fault: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = graphs_of(torch.device(DEVICE))
+    passes = opened(llama())
     if fault == "threads":
         graph = module.graph
         monkeypatch.setattr(module, "graph", lambda *args, capture_error_mode, **options: graph(*args, **options))
@@ -388,23 +397,21 @@ def test_standin_refuses_what_would_end_a_recording(fault: str, monkeypatch: pyt
         monkeypatch.setattr(recorded, "_without_collection", nullcontext)
     with standin_graphs.recording if fault == "second recording" else nullcontext():
         distributions(passes)
-    (reason,) = passes.counts.fall_backs
-    assert {"threads": "other threads", "collection": "collected", "second recording": "another recording"}[
-        fault
-    ] in reason
+    assert reason in passes.counts.fall_backs[0]
 
 
 # ------------------------------------------------------------------ classes
 
+ENDINGS = ("ForCausalLM", "LMHeadModel")
 NO_POSITIONS = "its forward has no position_ids"
 NO_STATIC_CACHE = "transformers does not support static caches for its class"
 WAITS = "a pass waits for the device"
 NOT_RECORDED: dict[str, str] = {
-    **dict.fromkeys(("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "Bloom", "MBart", "Marian", "Mpt", "Mvp",
-                     "PLBart", "Pegasus", "RoFormer", "TrOCR", "Whisper"), NO_POSITIONS),
-    **dict.fromkeys(("AriaText", "Bert", "CTRL", "Camembert", "Data2VecText", "Dbrx", "Electra", "Ernie", "Fuyu", "GPTNeo",
-                     "JetMoe", "LongcatFlash", "MegatronBert", "RemBert", "RoCBert", "Roberta", "RobertaPreLayerNorm",
-                     "XLMRoberta", "XLMRobertaXL", "Xmod"), NO_STATIC_CACHE),
+    **dict.fromkeys(("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "Bloom", "MBart", "Marian", "Mpt",
+                     "Mvp", "PLBart", "Pegasus", "RoFormer", "TrOCR", "Whisper"), NO_POSITIONS),
+    **dict.fromkeys(("AriaText", "Bert", "CTRL", "Camembert", "Data2VecText", "Dbrx", "Electra", "Ernie", "Fuyu",
+                     "GPTNeo", "JetMoe", "LongcatFlash", "MegatronBert", "RemBert", "RoCBert", "Roberta",
+                     "RobertaPreLayerNorm", "XLMRoberta", "XLMRobertaXL", "Xmod"), NO_STATIC_CACHE),
     "Gemma3n": "its cache has layers of kind DummyLayer",
     "Llama4": "its forward takes no masks by layer",
     **dict.fromkeys(("Falcon", "Phimoe", "XGLM"), WAITS),
@@ -419,13 +426,13 @@ NOT_RECORDED: dict[str, str] = {
 def test_class_is_recorded_or_named(class_name: str) -> None:
     try:
         draft = tiny_of_class(class_name).to(DEVICE)
-        passes = open_passes(draft)
-    except Exception as error:
+        passes = opened(draft)
+    except (UnsupportedError, ValueError, AttributeError) as error:  # transformers builds no small model of some
         pytest.skip(f"no draft: {error}")
     if not isinstance(passes, StaticDraft):
         pytest.skip("keeps a state")
     torch.testing.assert_close(distributions(passes, first=6), usual(draft, first=6), atol=1e-4, rtol=1e-3)
-    name = class_name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    name = next(class_name.removesuffix(ending) for ending in ENDINGS if class_name.endswith(ending))
     is_recorded = passes._recorded is not None and passes._recorded.has_graphs
     assert is_recorded == (name not in NOT_RECORDED)
     reasons = [*passes.counts.fall_backs, passes.counts.advice] if not is_recorded else [""]
