@@ -46,9 +46,10 @@ class Stats(RowStats):
         num_output_tokens: tokens generated, without padding.
         num_draft_forwards: draft passes, including its prefill.
         num_target_forwards: target passes, including its prefill.
-        draft_s: seconds spent drafting, including the projection; on Linux, this and the next two leave out the time in
-            which this thread waited for a free core.
+        draft_s: seconds spent drafting, including the projection; on Linux, this and the next three leave out the time
+            in which this thread waited for a free core.
         draft_forward_s: seconds of draft_s spent in draft passes.
+        recording_s: seconds of draft_s spent in draft passes that were recorded or compiled.
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
         compile_s: seconds of target_s spent in passes that compiled a graph.
         first_token_s: seconds until the first output token was known.
@@ -78,6 +79,7 @@ class Stats(RowStats):
     num_target_forwards: int = 0
     draft_s: float = 0.0
     draft_forward_s: float = 0.0
+    recording_s: float = 0.0
     target_s: float = 0.0
     compile_s: float = 0.0
     first_token_s: float = 0.0
@@ -160,9 +162,10 @@ class Stats(RowStats):
         time = f"{self.num_target_forwards} target passes in transformers' own loop"
         if self.target_s:
             other_s = self.total_s - self.target_s - self.draft_s - self.waited_s
+            recording = f" ({self.recording_s:.3f} s of it recording)" if self.recording_s else ""
             time = (
                 f"{self.num_target_forwards} target passes {self.target_s:.3f} s, drafting with "
-                f"{self.num_draft_forwards} draft passes {self.draft_s:.3f} s, other {other_s:.3f} s"
+                f"{self.num_draft_forwards} draft passes {self.draft_s:.3f} s{recording}, other {other_s:.3f} s"
             )
         if self.waited_s > 0.01 * self.total_s:
             time += f", waiting for a free core {self.waited_s:.3f} s"

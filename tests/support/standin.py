@@ -1,12 +1,16 @@
 """Builds and registers the device "standin" (`standin.cpp`). The first time, compiling takes a minute."""
 
 import types
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 from torch.utils.cpp_extension import load
+
+from tests.support import standin_graphs
 
 
 def register() -> None:
@@ -38,5 +42,12 @@ def _module(extension: Any) -> types.ModuleType:
         get_rng_state=lambda device=None: generator.get_state(),
         set_rng_state=lambda state, device=None: generator.set_state(state),
         get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+        device=lambda _: nullcontext(),
+        Stream=standin_graphs.Stream,
+        stream=standin_graphs.stream,
+        current_stream=standin_graphs.current_stream,
+        graph=standin_graphs.graph,
+        STANDINGraph=standin_graphs.STANDINGraph,
+        graph_pool_handle=partial(next, standin_graphs.handles),
     )
     return module

@@ -189,6 +189,7 @@ class Drafts:
             stats, before, after = self.stats, self._before, self.drafter.counts
             stats.num_draft_forwards = after.num_forwards - before.num_forwards
             stats.draft_forward_s = after.forward_s - before.forward_s
+            stats.recording_s = after.compile_s - before.compile_s
             stats.num_draft_tokens = after.num_tokens - before.num_tokens
             for reason in after.fall_backs:
                 stats.fall_back(reason)

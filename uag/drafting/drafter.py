@@ -20,9 +20,9 @@ class Counts:
         num_tokens: number of draft tokens run, without prompts.
         forward_s: seconds of draft passes.
         prefill_s: the part of `forward_s` in which prompts were read.
-        compile_s: seconds of compiling passes, excluded from the other times.
+        compile_s: seconds of recording and compiling passes, excluded from the other times.
         fall_backs: options and passes that failed, with the reason.
-        advice: what would make the draft's passes faster.
+        advice: why the draft's passes are slower than they could be.
     """
 
     num_bytes: int = 0

@@ -30,6 +30,12 @@ def synchronize(device: torch.device) -> None:
         _module(device).synchronize(device)
 
 
+def graphs_of(device: torch.device) -> Any:
+    """Return PyTorch's module for a device if it records graphs of kernels there, else None."""
+    module = _module(device)
+    return module if hasattr(module, "graph_pool_handle") else None
+
+
 def empty_cache() -> None:
     """Return memory that PyTorch keeps on the accelerator, if there is one."""
     kind = accelerator()

@@ -108,6 +108,23 @@ def layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
     return ", ".join(sorted(kind.__name__ for kind in others))
 
 
+def windows(model: Any) -> dict[str, int | None]:
+    """Return the window of each type of attention layer, None for all positions; by "" if one mask serves all layers.
+
+    Empty if a model's forward takes no masks by type.
+    """
+    config = model.config.get_text_config(decoder=True)
+    sizes = [getattr(layer, "sliding_window", None) for layer in caches.default_layers(model)] or [None]
+    types = getattr(config, "layer_types", None) or [""]
+    forwards = (inspect.unwrap(type(module).forward) for module in modules(model))
+    if not {"", "full_attention", "sliding_attention"}.issuperset(types):
+        return {}
+    if len(set(sizes)) == 1:
+        return {"": sizes[0]}
+    takes_types = any("causal_mask_mapping" in forward.__code__.co_varnames for forward in forwards)
+    return dict(zip(types, sizes, strict=False)) if takes_types else {}
+
+
 def block_refusal(model: Any) -> str:
     """Return why a model's forward cannot process a block of tokens after its cache, or an empty string."""
     if not passes.has_usual_loop(model):

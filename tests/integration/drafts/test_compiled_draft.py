@@ -100,9 +100,7 @@ def test_where_compiled_passes_fail_they_run_as_they_are(
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("mistral", "Sliding"), ("t5", "encoder-decoder"), ("mpt", "position_ids|compile")]
-)
+@pytest.mark.parametrize(("name", "reason"), [("t5", "encoder-decoder"), ("mpt", "position_ids|compile")])
 def test_drafts_that_cannot_be_compiled_are_refused(name: str, reason: str) -> None:
     draft, tokenizer = tiny_target(name)
     with pytest.raises(UnsupportedError, match=reason):

@@ -9,14 +9,14 @@ from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.rollbacks import check_rollbacks
 from uag.drafting import DraftModel
-from uag.drafting.models.static_draft import CompiledDraft
+from uag.drafting.models.static_draft import StaticDraft
 from uag.projection import Feed, Node, link
 
-NAMES = ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2"]
+NAMES = ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2", "gemma3", "mistral"]
 
 
-def uncompiled(model: Any) -> CompiledDraft:
-    draft = CompiledDraft(model)
+def uncompiled(model: Any) -> StaticDraft:
+    draft = StaticDraft(model, is_compiled=True)
     draft._compiled = None
     return draft
 

@@ -83,7 +83,7 @@ class ModelDrafter(Drafter):
     Args:
         model: the draft model.
         pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
-        compile_draft: see `CompiledDraft`.
+        compile_draft: see `StaticDraft`.
 
     Raises:
         UnsupportedError: the model cannot draft.

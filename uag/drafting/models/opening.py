@@ -9,8 +9,7 @@ from uag.adapters import TokenizerAdapter
 from uag.drafting.models.llama_cpp import GgufPasses
 from uag.drafting.models.passes import Passes
 from uag.drafting.models.stateful_draft import StatefulDraft
-from uag.drafting.models.static_draft import CompiledDraft
-from uag.drafting.models.torch_draft import DraftModel
+from uag.drafting.models.static_draft import StaticDraft
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models
@@ -25,8 +24,9 @@ def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool =
     """
     if not isinstance(draft, GgufDraft):
         check_draft(draft)
-        uncompiled = StatefulDraft if models.state_layers(draft) else DraftModel
-        return (CompiledDraft if compile_draft else uncompiled)(draft, num_ids)
+        if models.state_layers(draft) and not compile_draft:
+            return StatefulDraft(draft, num_ids)
+        return StaticDraft(draft, num_ids, is_compiled=compile_draft)
     if compile_draft:
         raise UnsupportedError(
             f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "

@@ -19,8 +19,6 @@ from uag.projection import Feed, Node
 class StatefulDraft(DraftModel):
     """A `DraftModel` whose rows each have their own cache and passes, because padding would enter a state."""
 
-    advice_on_a_gpu = ""  # it cannot be compiled
-
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         super().__init__(model, num_ids)
         self._takes_blocks = takes_blocks(model)

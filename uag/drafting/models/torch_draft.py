@@ -35,8 +35,6 @@ class DraftModel(Passes):
         UnsupportedError: the model has no LM head, or its cache cannot be rewound.
     """
 
-    advice_on_a_gpu = "on a GPU, compile_draft=True makes passes several times faster (docs/gpu.md)"
-
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         check_draft(model)
         counts = Counts(num_bytes=weights.num_bytes(model))
@@ -59,7 +57,6 @@ class DraftModel(Passes):
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
         self.device = wrapped.device_of(self.model)  # it may have been moved since the last call
-        self.counts.advice = "" if self.device.type == "cpu" else self.advice_on_a_gpu
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
         self._evaluating = partial(in_evaluation, self.model) if is_training(self.model) else nullcontext
         self._prepare()
@@ -150,9 +147,7 @@ class DraftModel(Passes):
             mask[row, mask.shape[1] - len(request.nodes) :] = 1
         return mask
 
-    def _call_model(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, kept: int, cache: Any
-    ) -> torch.Tensor:
+    def _call_model(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, kept: int, cache: Any) -> torch.Tensor:
         """Run the model's own forward."""
         if self.is_encoder_decoder and not self._encoder:
             self._encoder = self._encoded()

@@ -1,0 +1,187 @@
+"""Passes over a static cache that are recorded as graphs of their kernels: on CUDA and XPU.
+
+A pass of a small model takes as long as launching its kernels one by one, several times as long as running them. A
+graph launches all of them at once, with the same arguments and addresses as when it was recorded.
+"""
+
+import gc
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from uag.errors import UnsupportedError
+from uag.hf import models
+from uag.hf.cache import static
+from uag.hf.devices import graphs_of
+from uag.hf.inspection import has_hooks, modules
+
+_ONE_AT_A_TIME = threading.Lock()
+
+_Inputs = dict[str, torch.Tensor]
+
+
+class Recorded:
+    """Runs passes over a static cache without windows: the first of each shape as usual, the others as graphs.
+
+    The second pass of a shape is recorded. Its graph is used if it computes the same bits as the pass itself. If not,
+    or if recording fails, all passes run as usual. Threads can share the model, but not this object.
+
+    Args:
+        forward: takes the inputs and `cache` as keyword arguments, and returns logits.
+        device: of the model, for which `refusal` returns no reason.
+
+    Attributes:
+        failure: why passes are not recorded; empty at first.
+    """
+
+    def __init__(self, forward: Callable[..., torch.Tensor], device: torch.device) -> None:
+        self.failure = ""
+        self._forward, self._device = forward, device
+        self._module = graphs_of(device)
+        self._pool, self._stream = self._module.graph_pool_handle(), self._module.Stream(device)
+        self._cache: Any = None
+        self._passes: dict[Hashable, tuple[_Inputs, Any, torch.Tensor] | None] = {}  # None: seen once
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any shape is recorded for the current cache."""
+        return any(self._passes.values())
+
+    def run(self, inputs: _Inputs, cache: Any, length: int) -> tuple[torch.Tensor, bool]:
+        """Run a pass after the first `length` slots, which the cache is set to.
+
+        Returns:
+            The logits, which the next pass may overwrite, and whether the pass's time predicts nothing.
+        """
+        if cache is not self._cache:
+            self._cache, self._passes = cache, {}
+        shapes = tuple(tensor.shape for tensor in inputs.values())
+        if not self.failure and shapes in self._passes:
+            known = self._passes[shapes]
+            if known is not None:
+                buffers, graph, logits = known
+                _fill(buffers, inputs)
+                graph.replay()
+                return logits, False
+            try:
+                return self._record(shapes, inputs, length), True
+            except Exception as error:  # noqa: BLE001 - of the model, of PyTorch or of the driver
+                cause = error.__context__ or error  # a recording that fails raises once more at its end
+                self.failure = " ".join(str(cause).split()[:24]) or type(cause).__name__
+                self._passes = {}
+                static.set_length(cache, length)  # a pass may have advanced it
+        self._passes[shapes] = None
+        moved = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        return self._forward(**moved, cache=cache), not self.failure
+
+    def _record(self, shapes: Hashable, inputs: _Inputs, length: int) -> torch.Tensor:
+        module, stream, cache = self._module, self._stream, self._cache
+        current = module.current_stream(self._device)
+        graph = getattr(module, f"{self._device.type.upper()}Graph")()
+        options = {} if self._device.type == "xpu" else {"capture_error_mode": "thread_local"}
+        # The outer stream context restores the stream after a recording that fails.
+        with _ONE_AT_A_TIME, _without_collection(), module.device(self._device), module.stream(current):
+            stream.wait_stream(current)
+            with module.stream(stream):
+                buffers = {name: tensor.to(self._device, copy=True) for name, tensor in inputs.items()}
+                with _WithoutWaits():  # type: ignore[no-untyped-call]
+                    expected = self._forward(**buffers, cache=cache)
+                # Nothing runs while it is recorded. With other values than in the first replay, a value that became a
+                # constant of the graph is found.
+                for buffer in buffers.values():
+                    buffer.zero_()
+                static.set_length(cache, 0)
+                with module.graph(graph, pool=self._pool, stream=stream, **options):
+                    logits = self._forward(**buffers, cache=cache)
+                _fill(buffers, inputs)
+                static.set_length(cache, length)
+                graph.replay()
+                if not torch.equal(logits, expected):
+                    raise UnsupportedError("the first replay computed other logits than the pass itself")
+        self._passes[shapes] = buffers, graph, logits
+        return logits
+
+
+def _fill(buffers: _Inputs, inputs: _Inputs) -> None:
+    for name, buffer in buffers.items():
+        buffer.copy_(inputs[name], non_blocking=True)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing memory of the device, which would end a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _WithoutWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where this thread's operations wait for the device, or copy between it and the host.
+
+    PyTorch's own mode for this (`set_sync_debug_mode`) would raise in all threads.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, then check its tensors."""
+        output = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]
+        is_made = name == "lift_fresh"  # the end of `torch.tensor(..., device=...)`, whose copy is hidden from modes
+        # A number from the host becomes an argument of the kernel, except where it is copied.
+        places = {tensor.device.type for tensor in tensors if tensor.dim() or is_made or "copy" in name}
+        if len(places | ({"cpu"} if is_made else set())) > 1 or _reads_result(func, args):
+            raise UnsupportedError(f"a pass waits for the device, in {func}")
+        return output
+
+
+def _reads_result(func: Any, args: Any) -> bool:
+    """Whether the host reads an operation's result, or its size, according to PyTorch's tags."""
+    if "index" in func.overloadpacket.__name__:  # only a mask is read
+        return any(getattr(index, "dtype", None) in (torch.bool, torch.uint8) for index in tree_leaves(args[1]))
+    return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(func.tags)
+
+
+def refusal(model: Any, device: torch.device) -> str:
+    """Return why a model's passes cannot be recorded on a device, or an empty string."""
+    module = graphs_of(device)
+    parts = modules(model)
+    if module is None:
+        return f"PyTorch records no graphs on {device.type!r}"
+    if getattr(module, "get_allocator_backend", lambda: "native")() != "native":
+        return "a recording that fails would end the process with this allocator"
+    if torch.is_autocast_enabled(device.type):
+        return "autocast keeps copies of its weights"
+    if models.is_compiled(model):
+        return "it is compiled"
+    if models.tensor_parallel_group(model) is not None or models.is_pipelined(model):
+        return "it is spread over several processes"
+    if any(has_hooks(part) or "_hf_hook" in vars(part) for part in parts):
+        return "it has hooks, which a graph would not call"
+    if any(tensor.device != device for tensor in model.parameters()):
+        return f"its weights are not all on {str(device)!r}"
+    return ""
+
+
+def state_of(model: Any) -> tuple[Hashable, ...]:
+    """Return what a graph of a model's passes depends on: addresses, and settings of modules, such as adapters."""
+    return tuple(value for part in modules(model) for value in _constants(vars(part)))
+
+
+def _constants(values: Any) -> Iterator[Hashable]:
+    """Return the plain values and the tensors' addresses in a module's attributes, two levels deep."""
+    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(value, torch.Tensor):
+            yield name, value.data_ptr(), value.shape, value.dtype
+        elif value is None or isinstance(value, bool | int | float | str):
+            yield name, value
+        elif isinstance(value, dict | list | tuple | set) and name != "_modules" and value:
+            yield name, *(_constants(value))
