@@ -10,10 +10,13 @@ advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from uag.decoding import fixed_width
-from uag.decoding.call import Call
+from uag.decoding.call import Call, Candidates
 from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent, Ragged, StaticRagged
 from uag.decoding.lockstep import Lockstep
@@ -84,10 +87,10 @@ def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
 
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
     """Run rounds until every row has ended."""
-    candidates = drafts.first(prompt_alone=verdict.prompt_alone)
-    logits = target.read(rows, candidates)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
+    offered = drafts.first(prompt_alone=verdict.prompt_alone)
+    candidates, logits = _run_pass(target, passes_of, rows, offered)
     if verdict.lockstep:
         accepting = Lockstep(call, rows, selector)
     else:
@@ -102,15 +105,12 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
                 target.give_up()
                 raise
             passes_of.keep(outcome)
-            drafts.learn(outcome)
+            drafts.learn(replace(outcome, candidates=offered))
             accepting.stream()  # last: if a streamer raises, the cache has been rolled back
             if rows.have_ended():
                 break
-            candidates = drafts.propose_evenly() if verdict.lockstep else drafts.propose(rows.active())
-            if call.fixed_width is not None:
-                candidates, logits = fixed_width.verify(target, rows, candidates)
-            else:
-                logits = passes_of.verify(rows, candidates)
+            offered = drafts.propose_evenly() if verdict.lockstep else drafts.propose(rows.active())
+            candidates, logits = _run_pass(target, passes_of, rows, offered)
     is_recorded = call.generation_config.return_dict_in_generate
     target.finish(rows, is_returned=is_recorded)
     drafts.finish()
@@ -119,3 +119,25 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
         return sequences
     cache = target.cache if call.fixed_width is None else fixed_width.as_requested(call, target.cache)
     return accepting.output(sequences, cache)
+
+
+def _run_pass(
+    target: Target, passes_of: Target | Ragged, rows: Rows, candidates: Candidates
+) -> tuple[Candidates, torch.Tensor]:
+    """Run the next pass, and return the candidates that it verified and its logits.
+
+    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN. So if candidates overflow, the pass is
+    repeated without them. A NaN in the hidden states makes all logits of a token NaN, so two of them are enough.
+    """
+    is_first = not rows.all[0].outputs
+    run, undo = (target.read, target.unread) if is_first else (passes_of.verify, passes_of.undo)
+    logits = run(rows, candidates)
+    active = [line for line, row in enumerate(candidates.rows) if not rows.is_done(row)]
+    if candidates.width == 1 or not bool(logits[active, :, :: max(logits.shape[-1] - 1, 1)].isnan().any()):
+        return candidates, logits
+    undo()
+    target.stats.fall_back("candidates made the target's logits NaN, so the pass was repeated without them")
+    wasted_s, candidates = target.last_s, replace(candidates, by_row=[[] for _ in candidates.rows])
+    logits = run(rows, candidates)
+    target.last_s += wasted_s
+    return candidates, logits

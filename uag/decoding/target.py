@@ -190,8 +190,22 @@ class Target:
             self._catch_up(rows)
 
     def undo(self) -> None:
-        """Roll the cache back to before the last pass, which is then repeated."""
+        """Roll the cache back to before the last pass, which is then repeated without candidates."""
+        if self._states is not None:
+            self._states.put_back()
+            self._states = None
+            caches.crop(self.cache, self._num_reread + self._width)
+            return
         self._crop(self._width)
+        if self.limits.is_static:
+            static.wipe(self.cache, caches.length(self.cache))
+
+    def unread(self) -> None:
+        """Empty the cache after the pass over the prompts, which is then repeated without candidates."""
+        self._width = caches.length(self.cache)
+        self.undo()
+        caches.record_past(self.cache, is_on=False)
+        self._is_first = True
 
     def give_up(self) -> None:
         """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""
