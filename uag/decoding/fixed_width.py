@@ -14,9 +14,8 @@ import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from uag.decoding.block_trial import SyntheticPasses
-from uag.decoding.call import Call, Candidates
-from uag.decoding.rows import Rows
-from uag.decoding.target import Limits, Target
+from uag.decoding.call import Call
+from uag.decoding.target import Limits
 from uag.decoding.verdict import Verdict, examine
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, positions, weights
@@ -72,21 +71,6 @@ def examined(call: Call, verdict: Verdict) -> tuple[Call, Verdict]:
         raise _refusal(reason)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
     return call, replace(verdict, lockstep=lockstep, dependence="", kernels=kernels)
-
-
-def verify(target: Target, rows: Rows, candidates: Candidates) -> tuple[Candidates, torch.Tensor]:
-    """Run a pass, and return the candidates that it verified and the logits of `Target.verify`.
-
-    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN. So if candidates overflow, the pass is
-    repeated without them. Padding repeats a row's last token, and so adds no other one.
-    """
-    logits = target.verify(rows, candidates)
-    if candidates.width == 1 or not bool(logits[rows.active()].isnan().any()):
-        return candidates, logits
-    target.undo()
-    target.stats.fall_back("candidates made the target's logits NaN, so the pass was repeated without them")
-    candidates = replace(candidates, by_row=[[] for _ in candidates.rows])
-    return candidates, target.verify(rows, candidates)
 
 
 def as_requested(call: Call, cache: Any) -> Any:

@@ -129,6 +129,10 @@ class Ragged:
         inputs = target.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
         return target.run(inputs, width, block.device, start_time)
 
+    def undo(self) -> None:
+        """Roll the cache back to before the last pass, which is then repeated without candidates."""
+        caches.crop(self.target.cache, caches.length(self.target.cache) - self._length)
+
     def keep(self, outcome: Outcome) -> None:
         """Keep the tokens that each row wrote, except the last one, which is the next pass's first."""
         most, cache = max(outcome.num_written), self.target.cache
@@ -171,6 +175,11 @@ class StaticRagged(Ragged):
         block = rows.buffer.new_zeros((len(self._rows), width))
         block[active] = rows.last(active, width)
         return self._run(block)[active, : candidates.width]
+
+    def undo(self) -> None:
+        """Forget the last pass's slots; all rows now end in the same one."""
+        self._ends = dict.fromkeys(self._ends, self._length)
+        static.wipe(self.target.cache, self._length)
 
     def keep(self, outcome: Outcome) -> None:
         """Keep the tokens that each row wrote, except the last one, which is the next pass's first."""

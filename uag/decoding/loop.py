@@ -10,7 +10,10 @@ advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from uag.decoding import fixed_width
 from uag.decoding.call import Call, Candidates
@@ -86,9 +89,10 @@ def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
 
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
     """Run rounds until every row has ended."""
-    candidates, logits = Candidates(rows.active(), [[] for _ in rows.all]), target.read(rows)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
+    candidates = offered = Candidates(rows.active(), [[] for _ in rows.all])
+    logits = target.read(rows)
     if verdict.lockstep:
         accepting = Lockstep(call, rows, selector)
     else:
@@ -103,15 +107,12 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
                 target.give_up()
                 raise
             passes_of.keep(outcome)
-            drafts.learn(outcome)
+            drafts.learn(replace(outcome, candidates=offered))
             accepting.stream()  # last: if a streamer raises, the cache has been rolled back
             if rows.have_ended():
                 break
-            candidates = drafts.propose_evenly() if verdict.lockstep else drafts.propose(rows.active())
-            if call.fixed_width is not None:
-                candidates, logits = fixed_width.verify(target, rows, candidates)
-            else:
-                logits = passes_of.verify(rows, candidates)
+            offered = drafts.propose_evenly() if verdict.lockstep else drafts.propose(rows.active())
+            candidates, logits = _run_pass(target, passes_of, rows, offered)
     is_recorded = call.generation_config.return_dict_in_generate
     target.finish(rows, is_returned=is_recorded)
     drafts.finish()
@@ -120,3 +121,23 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
         return sequences
     cache = target.cache if call.fixed_width is None else fixed_width.as_requested(call, target.cache)
     return accepting.output(sequences, cache)
+
+
+def _run_pass(
+    target: Target, passes_of: Target | Ragged, rows: Rows, candidates: Candidates
+) -> tuple[Candidates, torch.Tensor]:
+    """Run the next pass, and return the candidates that it verified and its logits.
+
+    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN, except in uag's kernels. So if candidates
+    overflow, the pass is repeated without them. They make the first token of their row NaN, and all of its logits.
+    """
+    logits = passes_of.verify(rows, candidates)
+    active = [line for line, row in enumerate(candidates.rows) if not rows.is_done(row)]
+    if candidates.width == 1 or not bool(logits[active, 0, 0].isnan().any()):
+        return candidates, logits
+    passes_of.undo()
+    target.stats.fall_back("candidates made the target's logits NaN, so the pass was repeated without them")
+    wasted_s, candidates = target.last_s, replace(candidates, by_row=[[] for _ in candidates.rows])
+    logits = passes_of.verify(rows, candidates)
+    target.last_s += wasted_s
+    return candidates, logits

@@ -188,8 +188,15 @@ class Target:
             self._catch_up(rows)
 
     def undo(self) -> None:
-        """Roll the cache back to before the last pass, which is then repeated."""
+        """Roll the cache back to before the last pass, which is then repeated without candidates."""
+        if self._states is not None:
+            self._states.put_back()
+            self._states = None
+            caches.crop(self.cache, self._num_reread + self._width)
+            return
         self._crop(self._width)
+        if self.limits.is_static:
+            static.wipe(self.cache, caches.length(self.cache))
 
     def give_up(self) -> None:
         """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""

@@ -232,9 +232,9 @@ def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
 
 
 def _baddbmm(
-    added: torch.Tensor, x: torch.Tensor, other: torch.Tensor, *, beta: float = 1, alpha: float = 1
+    added: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor | None:
-    product = _matmul(x, other)
+    product = _matmul(batch1, batch2)
     return None if product is None else beta * added + alpha * product
 
 

@@ -35,7 +35,7 @@ class StatefulDraft(DraftModel):
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         logits: list[torch.Tensor] = []
         places: list[tuple[Node, int]] = []
-        with self._without_gradients(), self._evaluating(), self._products.in_place():
+        with self._without_gradients(), self._evaluating(), self._running():
             for row, request in requests:
                 if not request.keep:
                     self._copies[row] = RewindableCache(self.model)

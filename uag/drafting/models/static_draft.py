@@ -21,7 +21,7 @@ from uag.hf.cache import static
 from uag.hf.devices import graphs_of, synchronize
 from uag.hf.inspection import inspected_once
 from uag.lookahead import clock
-from uag.products import FastProducts
+from uag.products import OwnKernels
 from uag.projection import Feed
 
 _WITH_4D_MASKS = ("sdpa", "eager")
@@ -98,7 +98,7 @@ class StaticDraft(DraftModel):
                 self._compiled = torch.compile(self._call_static, mode=mode)
             if self._failure:
                 self.counts.fall_backs.remove(self._failure)
-            self._kind, self._failure, self._products = kind, "", FastProducts()
+            self._kind, self._failure, self._kernels = kind, "", OwnKernels()
             self._drop_cache()
             self._recorded = (
                 recorded.Recorded(self._call_static, self.device) if kind and not self._is_compiled else None

@@ -3,8 +3,8 @@
 The model is never modified, and each assistant has its own cache, so several assistants can share one draft model.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,12 @@ class DraftModel(Passes):
         with inspected_once(self.model):
             self._kernels = OwnKernels(self.model)
 
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Use uag's kernels in a pass over few rows."""
+        with self._kernels.in_place(), self._kernels.running(FEW_ROWS):
+            yield
+
     def _drop_cache(self) -> None:
         self.batch.cache, self._encoder = None, {}
         weights.drop_inference_tensors(self.model)
@@ -99,8 +105,7 @@ class DraftModel(Passes):
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         batch = self.batch
-        kernels = self._kernels
-        with self._without_gradients(), self._evaluating(), kernels.in_place(), kernels.running(FEW_ROWS):
+        with self._without_gradients(), self._evaluating(), self._running():
             self._trim()
             width = max(len(request.nodes) for _, request in requests)
             kept = min(width, KEPT_POSITIONS)

@@ -41,6 +41,14 @@ def set_length(cache: Any, num_tokens: int) -> None:
     torch._foreach_add_(lengths, num_tokens)
 
 
+def wipe(cache: Any, first: int) -> None:
+    """Zero the slots from `first` on: the mask gives them weight 0, but 0 times NaN is NaN."""
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys[:, :, first:] = 0
+            layer.values[:, :, first:] = 0
+
+
 def move_slots(cache: Any, index: torch.Tensor) -> None:
     """Move each row's slots `index` [rows, num_kept] int64 to the front, within the same tensors."""
     for layer in cache.layers:
