@@ -1,5 +1,6 @@
 """What all tests share: the folder of shared data, which may be absent."""
 
+import contextlib
 import gc
 import os
 import sys
@@ -64,3 +65,41 @@ def _own_generate() -> Iterator[None]:
 
     uag.uninstall()
     detach_all()
+
+
+def _registered() -> dict[str, set[str]]:
+    """Return what is registered in this process: followed generators, routes, states of this thread, open files."""
+    from uag.hf import door
+    from uag.lookahead import clock
+    from uag.products import placing
+    from uag.sampling import noise
+
+    files = []
+    folder = Path("/proc/self/fd")
+    for link in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # the folder's own
+            files.append(f"{link.name} {link.readlink()}")
+    lasting = ("pipe:", "anon_inode:", "/dev/", "/proc/", "socket:")  # threads and event loops of other libraries
+    return {
+        "generators": {f"{generator}" for generator in noise._holders},
+        "routes": {f"{route}" for route in door._routes},
+        "thread": {f"{name}={value}" for name, value in vars(placing._thread).items() if not value},
+        "counters": {f"{name}" for name in vars(clock._thread) if name != "counters"},
+        "files": {name for name in files if not name.partition(" ")[2].startswith(lasting)},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_registered() -> Iterator[None]:
+    """What a test registers in the process is gone after it, but for what its module installs or loads on purpose."""
+    before = _registered()
+    yield
+    if left := _left(before):
+        gc.collect()  # what only cycles keep is not registered
+        left = _left(before)
+    assert not left, left
+
+
+def _left(before: dict[str, set[str]]) -> dict[str, set[str]]:
+    after = _registered()
+    return {kind: more for kind, values in after.items() if (more := values - before[kind])}

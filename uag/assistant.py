@@ -3,7 +3,6 @@
 import copy
 import logging
 import threading
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -188,24 +187,29 @@ class Assistant:
                 candidates was passed.
         """
         model = door.target_of(model)
+        target = door.generating_part(model)
         own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
         door.drop_own(kwargs, own)
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
         # Before transformers prepares the call, which `refuse_prepared` checks.
-        if mode := door.other_mode(model, kwargs.get("generation_config"), kwargs):
+        if mode := door.other_mode(target, kwargs.get("generation_config"), kwargs):
             raise door.refusal(mode)
-        door.refuse_empty(model, inputs, kwargs)
-        door.add_stop_strings(model, kwargs, tokenizer)
+        door.refuse_empty(target, inputs, kwargs)
+        door.add_stop_strings(target, kwargs, tokenizer)
         door.mark_cache(kwargs)
         generate = door.original_generate(type(model))
         # Positional, because some classes name their first parameter differently (Whisper).
         positional = () if inputs is None else (inputs,)
         # transformers does not pass these to a custom_generate callable.
         options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
-        options["num_assistant_tokens"] = door.take_length(kwargs)
-        custom_generate = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **options)
-        return generate(model, *positional, custom_generate=custom_generate, **kwargs)
+        options |= {"num_assistant_tokens": door.take_length(kwargs), "streamer": streamer, "synced_gpus": synced_gpus}
+
+        # Has no parameter that transformers would take from `kwargs`, as it takes `stop_strings` for `__call__`.
+        def decode(model: Any, input_ids: Any, inputs_tensor: Any = None, **prepared: Any) -> Any:
+            return self(model, input_ids, inputs_tensor=inputs_tensor, **options, **prepared)
+
+        return generate(model, *positional, custom_generate=decode, **kwargs)
 
     def __call__(
         self,
@@ -220,14 +224,17 @@ class Assistant:
         prediction: Any = None,
         tokenizer: Any = None,
         num_assistant_tokens: int | None = None,
+        stop_strings: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """Run a call with `custom_generate=assistant`; called by transformers, which passes no tokenizer.
 
         Raises:
             UnsupportedError: the generation mode cannot be assisted, or a custom drafter is busy with another call.
+            PairError: there are stop strings, and the target's tokenizer is unknown.
         """
         door.refuse_prepared(model, generation_config)
+        stopping_criteria = door.with_stop_strings(stopping_criteria, stop_strings, tokenizer or self.tokenizer)
         check_options(num_assistant_tokens=num_assistant_tokens)
         streamer = door.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from transformers import GenerationMixin
 
 from uag.assistant import Assistant
 from uag.errors import OptionError, UnsupportedError
@@ -205,8 +204,7 @@ def detach(model: Any) -> None:
 
 def _target_of(model: Any) -> Any:
     """Return the model whose `generate` a wrapper calls."""
-    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
-    target = next((part for part in parts if isinstance(part, GenerationMixin)), None)
+    target = door.generating_part(model)
     if target is None:
         raise UnsupportedError(
             f"{type(model).__name__!r} is not a transformers model that generates. Pass the model whose generate is "

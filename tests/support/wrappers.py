@@ -100,6 +100,17 @@ class Around(torch.nn.Module):
             return getattr(super().__getattr__("inside"), name)
 
 
+class ValueHead(torch.nn.Module):
+    """A wrapper that generates with the model inside, and whose only other common attribute is the config."""
+
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        self.pretrained_model, self.config = inside, inside.config
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.pretrained_model.generate(*args, **kwargs)
+
+
 Wrap = Callable[[Any], Any]
 
 TRANSPARENT: dict[str, Wrap] = {
@@ -108,6 +119,7 @@ TRANSPARENT: dict[str, Wrap] = {
     "compiled in place": compiled_in_place,
     "offloaded": on_cpu,
     "around": lambda model: Around(copy.deepcopy(model)),
+    "value head": lambda model: ValueHead(copy.deepcopy(model)),
 }
 """Wrappers that do not change a model's output."""
 

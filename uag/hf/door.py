@@ -1,5 +1,6 @@
 """The wrapper around `generate`, the options of a call, and checks that reject unsupported calls."""
 
+import copy
 import functools
 import inspect
 import threading
@@ -162,11 +163,12 @@ def refuse_prepared(model: Any, config: Any) -> None:
 
 
 def refusal(setting: str) -> UnsupportedError:
-    """Return the error for an option (`name=value`) that selects another mode."""
+    """Return the error for an option (`name=value`) that selects another mode; the caller need not have passed it."""
     name = setting.partition("=")[0]
+    advice = f"Pass {name}={1 if name == 'num_beams' else None}" if name in {*_OFF, "penalty_alpha"} else "Change it"
     return UnsupportedError(
         f"{setting} cannot be assisted: only greedy decoding and sampling can. "
-        f"Remove {name}, or call model.generate without an assistant."
+        f"{advice}, or call model.generate without an assistant."
     )
 
 
@@ -176,12 +178,18 @@ def target_of(model: Any) -> Any:
     Raises:
         OptionError: there is no `generate`, as if the inputs were passed as the target.
     """
-    if not hasattr(model, "generate"):
+    if not hasattr(model, "generate") or generating_part(model) is None:
         raise OptionError(
-            f"The target comes first, and {type(model).__name__} has no generate method. Call "
+            f"The target comes first, and {type(model).__name__} has no generate method of transformers. Call "
             "assistant.generate(model, **inputs)."
         )
     return model if hasattr(type(model), "generate") else model.generate.__self__
+
+
+def generating_part(model: Any) -> Any:
+    """Return the transformers model whose `generate` a wrapper (LoRA, value head) calls; None if it has none."""
+    parts = model.modules() if isinstance(model, torch.nn.Module) else (model,)
+    return next((part for part in parts if isinstance(part, GenerationMixin)), None)
 
 
 def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
@@ -209,15 +217,30 @@ def add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None
     Raises:
         PairError: the target's tokenizer is unknown.
     """
-    strings = option(model, kwargs.get("generation_config"), kwargs, "stop_strings")
+    config = kwargs.get("generation_config")
+    strings = option(model, config, kwargs, "stop_strings")
     if strings is None:
         return
     kwargs["stop_strings"] = None
-    if tokenizer is None:
+    if config is not None and model.generation_config.stop_strings is None:
+        del kwargs["stop_strings"]  # transformers deprecates keywords beside a config
+        kwargs["generation_config"] = config = copy.copy(config)
+        config.stop_strings = None
+    kwargs["stopping_criteria"] = with_stop_strings(kwargs.get("stopping_criteria"), strings, tokenizer)
+
+
+def with_stop_strings(criteria: Any, strings: Any, tokenizer: Any) -> StoppingCriteriaList:
+    """Return criteria with one for stop strings, unless the caller passed one, which transformers would prefer.
+
+    Raises:
+        PairError: the target's tokenizer is unknown.
+    """
+    criteria = StoppingCriteriaList(criteria or [])
+    if strings is not None and tokenizer is None:
         raise PairError(
             f"stop_strings={strings!r} requires the target's tokenizer. "
             "Pass it to the assistant: uag.Assistant(draft, draft_tokenizer, tokenizer)."
         )
-    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
-    criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
-    kwargs["stopping_criteria"] = criteria
+    if strings is not None and not any(type(each) is StopStringCriteria for each in criteria):
+        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+    return criteria

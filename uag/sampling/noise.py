@@ -12,6 +12,7 @@ Other threads may draw from the caller's generator at any time, so it is only ev
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -29,8 +30,10 @@ needed. Increase to repeat fewer draws; decrease to save memory."""
 _MIN_KEPT_STEPS = 8
 """Minimum number of steps to keep. Increase for longer blocks without repeated draws; decrease to save memory."""
 
-_holders: "dict[torch.Generator, NoiseTape]" = {}
-"""The call that follows each generator, for calls that overlap in several threads."""
+_holders: "weakref.WeakValueDictionary[torch.Generator, NoiseTape]" = weakref.WeakValueDictionary()
+"""The call that follows each generator, for calls that overlap in several threads; one may end without `finish`."""
+
+_lock = threading.Lock()
 
 
 class NoiseTape:
@@ -48,7 +51,8 @@ class NoiseTape:
         self._own = torch.Generator(device)
         self._thread = threading.get_ident()
         # Nested calls draw in turn, as in plain decoding. Only calls in other threads would draw the same numbers.
-        self._is_alone = _holders.setdefault(self.generator, self)._thread == self._thread
+        with _lock:
+            self._is_alone = _holders.setdefault(self.generator, self)._thread == self._thread
         if self._is_alone:
             self._own.set_state(self.generator.get_state())
         else:

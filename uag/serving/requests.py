@@ -15,9 +15,10 @@ def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value != ""
 
 
-def _is_object(text: Any) -> bool:
-    try:
-        return isinstance(text, str) and isinstance(json.loads(text), dict)
+def _is_config(text: Any) -> bool:
+    try:  # early exit changes the number of layers in the shared target's config, and not back if the call fails
+        value = json.loads(text) if isinstance(text, str) else None
+        return isinstance(value, dict) and not value.get("assistant_early_exit")
     except ValueError:
         return False
 
@@ -42,7 +43,12 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a text or a list of texts, none of them empty",
     ),
     "suffix": (lambda v: isinstance(v, str), "a text"),
-    "generation_config": (_is_object, "the JSON of an object, as a text"),
+    "generation_config": (_is_config, "the JSON of an object without assistant_early_exit, as a text"),
+    "instructions": (lambda v: isinstance(v, str), "a text"),
+    "chat_template_kwargs": (
+        lambda v: isinstance(v, dict) and "chat_template" not in v,
+        "an object without a chat_template, which would run on the server",
+    ),
     "logit_bias": (
         lambda v: isinstance(v, dict) and all(str(k).isdecimal() and _number(-100)(b) for k, b in v.items()),
         "an object that maps token ids to numbers",
@@ -86,7 +92,19 @@ class RequestCheck:
         if path == COMPLETION:
             prompt = body.get("prompt")
             return self._of_text(prompt) if _is_text(prompt) else "prompt must be a text that is not empty."
-        return self._of_messages(body) if path == CHAT else ""
+        return self._of_messages(body) if path == CHAT else self._of_input(body)
+
+    def _of_input(self, body: Mapping[str, Any]) -> str:
+        given: Any = body.get("input")
+        items = given if isinstance(given, list) else []
+        if not (_is_text(given) or items) or not all(isinstance(item, dict) for item in items):
+            return "input must be a text or a list of objects, neither of them empty."
+        if not any("role" in item for item in items):
+            given = [{"role": "user", "content": given}]
+        if not all("role" in item for item in given):
+            return ""  # calls of tools, which transformers converts
+        system = [{"role": "system", "content": text}] if (text := body.get("instructions")) else []
+        return self._of_messages({**body, "messages": [*system, *given]})
 
     def _of_messages(self, body: Mapping[str, Any]) -> str:
         from transformers.cli.serving.utils import BaseHandler, Modality
@@ -114,3 +132,15 @@ class RequestCheck:
         if is_long or num_tokens > self._max_prompt_tokens:
             return f"The prompt is too long: the server accepts at most {self._max_prompt_tokens:,} tokens."
         return "" if num_tokens else "The prompt has no tokens."
+
+
+def complete(config: Any, default: Any) -> None:
+    """Give the generation config of a request the meaning of OpenAI's API, where transformers' server does not.
+
+    Empty stop strings and biases are none, and a temperature samples unless the request says otherwise. `default` is
+    the model's config.
+    """
+    for name in ("stop_strings", "sequence_bias"):
+        setattr(config, name, getattr(config, name) or None)
+    if config.temperature and config.temperature != default.temperature and config.do_sample == default.do_sample:
+        config.do_sample = True

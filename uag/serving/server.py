@@ -1,6 +1,7 @@
 """transformers' OpenAI-compatible server, with a draft attached to its target."""
 
 import json
+import logging
 import math
 import shlex
 import socket
@@ -11,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
+from jinja2 import TemplateError
 from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
@@ -19,12 +22,18 @@ from uag.hf import door, models
 from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
-from uag.serving.requests import CHAT, COMPLETION, RESPONSES, RequestCheck
+from uag.serving.requests import CHAT, COMPLETION, RESPONSES, RequestCheck, complete
 from uag.stats import Totals
+
+logger = logging.getLogger("uag")
 
 _SHUTDOWN_S = 10
 """Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;
 decrease to stop sooner."""
+
+_OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
+_OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
+"""What transformers' server and `generate` raise for valid requests that cannot be served, and for invalid ones."""
 
 
 class Server:
@@ -92,15 +101,18 @@ class Server:
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
         self._server.config.app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse(RequestCheck(tokenizer, processor, most))
-        self._limit = MaxTimeCriteria(math.inf)
-        self._running = threading.Lock()
+        self._limits: list[MaxTimeCriteria] = []  # one for each running call
+        self._is_ending = False
+        self._running = threading.RLock()  # a call may call `generate` itself
 
     def run(self) -> None:
         """Serve until Ctrl-C, which ends running requests at their next token."""
         handle_exit = self._server.handle_exit
 
         def end(signal: int, frame: Any) -> None:
-            self._limit.max_time = -math.inf
+            self._is_ending = True
+            for limit in list(self._limits):
+                limit.max_time = -math.inf
             handle_exit(signal, frame)
 
         self._server.handle_exit = end
@@ -113,23 +125,39 @@ class Server:
                 door.remove_route(self._limited)
 
     def _limited(self, generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Let a call of `generate` end when the server does."""
-        kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), self._limit]
+        """Let a call of `generate` end when the server does; the criterion replaces that of the call's own limit."""
         with self._running:
-            return generate(model, *args, **kwargs)
+            max_time = door.option(model, config := kwargs.get("generation_config"), kwargs, "max_time")
+            limit = MaxTimeCriteria(math.inf if max_time is None else max_time)
+            self._limits.append(limit)
+            try:
+                if self._is_ending:
+                    limit.max_time = -math.inf
+                if config is not None:
+                    complete(config, model.generation_config)
+                kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), limit]
+                return generate(model, *args, **kwargs)
+            finally:
+                self._limits.remove(limit)
 
     def _refuse(self, check: RequestCheck) -> None:
-        """Answer invalid requests with 400 and one sentence, in the form of OpenAI's API."""
+        """Answer requests that cannot be served with 400 or 500 and one sentence, in the form of OpenAI's API."""
         from fastapi import Request, Response
         from fastapi.responses import JSONResponse
 
         async def refuse(request: Request, run: Callable[[Request], Awaitable[Response]]) -> Response:
-            path = request.url.path
+            path, status = request.url.path, 400
             is_checked = request.method == "POST" and path in (COMPLETION, CHAT, RESPONSES)
-            if is_checked and (problem := check.problem(path, await request.body())):
-                error = {"message": problem, "type": "invalid_request_error", "param": None, "code": None}
-                return JSONResponse({"error": error}, status_code=400)
-            return await run(request)
+            problem = check.problem(path, await request.body()) if is_checked else ""
+            try:
+                if not problem:
+                    return await run(request)
+            except (*_OF_REQUESTS, *_OF_SERVER) as error:
+                status = 500 if isinstance(error, _OF_SERVER) else 400
+                problem = f"The request cannot be served: {error!r:.300}."
+                logger.warning("%s: %s", path, problem)
+            kind = "invalid_request_error" if status == 400 else "server_error"
+            return JSONResponse({"error": {"message": problem, "type": kind, "param": None, "code": None}}, status)
 
         self._server.config.app.middleware("http")(refuse)
 

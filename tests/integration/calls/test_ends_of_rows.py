@@ -4,10 +4,25 @@ import copy
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation import utils as generation_utils
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 import uag
-from tests.support.calls import GREEDY, NEW, ROWS, batch, compare, draft_options, num_drafted, oracle, pair
+from tests.support.calls import (
+    GREEDY,
+    NEW,
+    ROWS,
+    assistant_of,
+    batch,
+    compare,
+    draft_options,
+    num_drafted,
+    oracle,
+    pair,
+    through,
+)
 from tests.support.grids import covering
 from tests.support.models import tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
@@ -38,6 +53,58 @@ def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
     assert target.generate(**inputs, **given, **draft_options("gpt2")).tolist() == expected.tolist()
     with pytest.raises(PairError, match=r"stop_strings=.*requires the target's tokenizer"):
         uag.Assistant(draft, draft_tokenizer).generate(target, **inputs, **given)
+
+
+STOP_DOORS = pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
+
+
+@STOP_DOORS
+def test_the_callers_criterion_replaces_stop_strings(door: str) -> None:
+    """As in transformers, which never keeps two criteria of a class."""
+    target, tokenizer, _, _ = pair("gpt2")
+    inputs = batch(tokenizer)
+    width = inputs["input_ids"].shape[1]
+    long = target.generate(**inputs, **GREEDY)
+    early, late = (tokenizer.decode(long[0, width + at : width + at + 1]) for at in (3, 12))
+    given = inputs | GREEDY | {"stop_strings": [early], "tokenizer": tokenizer}
+    given["stopping_criteria"] = StoppingCriteriaList([StopStringCriteria(tokenizer, [late])])
+    expected = target.generate(**given)
+    assert expected.tolist() != target.generate(**inputs, **GREEDY, stop_strings=[early], tokenizer=tokenizer).tolist()
+    if door == "install":  # which passes a tokenizer itself
+        del given["tokenizer"]
+    found = through(door, assistant_of("gpt2"), target)(**given)
+    assert found.tolist() == expected.tolist()
+    assert len(given["stopping_criteria"]) == 1
+
+
+@STOP_DOORS
+def test_stop_strings_through_every_door(door: str) -> None:
+    """transformers passes no tokenizer to a `custom_generate` callable; the assistant has one."""
+    target, tokenizer, _, _ = pair("gpt2")
+    inputs = batch(tokenizer)
+    long = target.generate(**inputs, **GREEDY)
+    stop = tokenizer.decode(long[0, inputs["input_ids"].shape[1] + 9])
+    given = inputs | GREEDY | {"stop_strings": [stop]}
+    expected = target.generate(**given, tokenizer=tokenizer)
+    assert not torch.equal(expected, long)
+    found = through(door, assistant_of("gpt2"), target)(**given)
+    assert found.tolist() == expected.tolist()
+    assert uag.last_stats(target).num_candidate_tokens > 0
+    with pytest.raises((PairError, ValueError), match=r"requires the target's tokenizer|could not locate a tokenizer"):
+        through(door, uag.Assistant(None), target)(**given)
+
+
+def test_stop_strings_in_a_config_cause_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers deprecates keywords beside a config."""
+    warned: list[str] = []
+    monkeypatch.setattr(generation_utils.logger, "warning_once", lambda text, *_: warned.append(text))
+    target, tokenizer, _, _ = pair("gpt2")
+    config = GenerationConfig(**GREEDY, stop_strings=["e"])
+    expected = target.generate(**batch(tokenizer), generation_config=config, tokenizer=tokenizer)
+    found = assistant_of("gpt2").generate(target, **batch(tokenizer), generation_config=config)
+    assert found.tolist() == expected.tolist()
+    assert warned == []
+    assert config.stop_strings == ["e"]
 
 
 @covering("max_length, num_rows", (31, 32, 33), (1, 3), strength=1)

@@ -1,6 +1,7 @@
 """`uag serve` in a process of its own, asked by the official client: plain decoding's text in every way."""
 
 import json
+import random
 import re
 import signal
 import socket
@@ -192,6 +193,9 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 2}, "the server returns no log probabilities"),
     ({"presence_penalty": 0.5}, "the server does not support it"),
     ({"generation_config": "{"}, "generation_config='{' must be the JSON of an object"),
+    ({"generation_config": '{"max_new_tokens": "x"}'}, "The request cannot be served: .*'str'"),
+    ({"generation_config": '{"return_dict_in_generate": true}'}, "The request cannot be served"),
+    ({"generation_config": '{"assistant_early_exit": 1}'}, "without assistant_early_exit"),
     ({"prompt": ""}, "prompt must be a text that is not empty"),
     ({"prompt": ["a", "b"]}, "prompt must be a text"),
     ({"prompt": None}, "prompt must be a text"),
@@ -205,6 +209,17 @@ CHATS: list[tuple[Any, str]] = [
     ([{"content": "no role"}], r"messages cannot be read by the target's chat template: KeyError\('role'\)"),
     ([{"role": "user", "content": LONG}], "too long"),
 ]
+RESPONSES: list[tuple[dict[str, Any], str]] = [
+    ({}, "input must be a text or a list of objects, neither of them empty"),
+    ({"input": []}, "input must be"),
+    ({"input": ["x"]}, "input must be"),
+    ({"input": LONG}, "too long"),
+    ({"input": [{"type": "input_text", "text": LONG}]}, "too long"),
+    ({"input": [{"role": "user", "content": LONG}]}, "too long"),
+    ({"input": "x", "instructions": LONG}, "too long"),
+    ({"input": "x", "instructions": 3}, "instructions=3 must be a text"),
+    ({"input": "x", "chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}}, "an object without a chat_template"),
+]
 BODY: dict[str, Any] = {"model": "", "max_tokens": 2}
 INVALID = [
     *(
@@ -212,17 +227,135 @@ INVALID = [
         for fields, message in COMPLETIONS
     ),
     *(("chat/completions", json.dumps(BODY | {"messages": messages}).encode(), message) for messages, message in CHATS),
+    *(
+        ("responses", json.dumps({"model": "", "stream": False} | fields).encode(), message)
+        for fields, message in RESPONSES
+    ),
     *(("completions", data, "JSON") for data in (b"{", b"[]", b"null", b"\xff")),
 ]
 
 
 @pytest.mark.parametrize(("path", "data", "message"), INVALID, ids=[message[:24] for *_, message in INVALID])
 def test_an_invalid_request_is_a_client_error(server: Running, path: str, data: bytes, message: str) -> None:
+    data = data.replace(b'"model": ""', b'"model": ' + json.dumps(server.name).encode())
     request = urllib.request.Request(f"{server.url}/v1/{path}", data, {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=30)
     assert caught.value.code == 400
     assert re.search(message, json.load(caught.value)["error"]["message"])
+
+
+FIELDS: dict[str, list[Any]] = {
+    "model": ["other"],
+    "temperature": [0, 0.5, 1e-45, 1e308, None],
+    "top_p": [0, -0.0, 0.5, 1],
+    "frequency_penalty": [0.5, -0.998, 1e308],
+    "seed": [0, -1, 1 << 63],
+    "stop": [[], "e", ["\u2028", "return"], ["a"] * 200, None],
+    "logit_bias": [{}, {"5": 3}, {"999999999": 3}, {"\u0665": 100}, {"\u00b2": 1}, {"5": 1e308}, None],
+    "stream": [False, True, None],
+    "suffix": ["", "x"],
+    "user": [3, "me"],
+    "stream_options": [{"include_usage": True}, {}, 3],
+    "tools": [[], 3, [3], [{"type": "function", "function": {"name": "f"}}]],
+    "tool_choice": ["auto", 3],
+    "response_format": [{"type": "text"}, 3],
+    "chat_template_kwargs": [{}, {"tokenize": True}, {"x": 1}],
+    "instructions": ["", "be brief"],
+    "previous_response_id": ["x", None],
+    "generation_config": [
+        *("{}", '{"max_new_tokens": 2, "do_sample": true, "top_k": -1}', '{"max_new_tokens": 2, "eos_token_id": "x"}'),
+        *('{"max_new_tokens": 2, "num_beams": 2}', '{"max_new_tokens": 2, "stop_strings": []}'),
+        *('{"max_new_tokens": 2, "cache_implementation": "nonsense"}', '{"max_new_tokens": 2, "max_time": "x"}'),
+        *('{"max_new_tokens": 2, "watermarking_config": 5}', '{"max_new_tokens": 2, "compile_config": {"a": "x"}}'),
+        *('{"max_new_tokens": 2, "token_healing": true}', '{"max_new_tokens": 2, "assistant_early_exit": 1}'),
+        *('{"max_new_tokens": 2, "temperature": "hot", "do_sample": true}', '{"max_new_tokens": 2, "max_time": 0}'),
+    ],
+}
+CONTENTS: list[Any] = [
+    CODE,
+    "",
+    None,
+    3,
+    [],
+    [3],
+    [{"type": "text", "text": "x"}],
+    [{"type": "input_text", "text": "x"}],
+    [{}],
+]
+
+
+def answer_to(request: urllib.request.Request) -> tuple[int, Any]:
+    """Return the status of a request, and the JSON of an error, which transformers' bare 500 has not."""
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def drawn(path: str, seed: int) -> dict[str, Any]:
+    """Draw the body of a request: usual values and those that clients of other servers send."""
+    draw = random.Random(f"{path} {seed}")
+    body = {name: draw.choice(FIELDS[name]) for name in draw.sample(sorted(FIELDS), draw.randrange(5))}
+    messages = [{"role": draw.choice(["user", "system", 3]), "content": draw.choice(CONTENTS)} for _ in range(2)]
+    items = draw.choice([CODE, messages, draw.choice(CONTENTS), [{"type": "function_call", "name": "f"}]])
+    required: dict[str, Any] = {
+        "completions": {"prompt": CODE, "max_tokens": 2},
+        "chat/completions": {"messages": messages, "max_tokens": 2},
+        "responses": {"input": items, "max_output_tokens": 2},
+    }
+    drawn_body: dict[str, Any] = {"model": ""} | required[path] | body
+    return drawn_body
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
+def test_drawn_requests_get_an_answer_or_a_reason(server: Running, path: str) -> None:
+    statuses = []
+    for seed in range(60):
+        body = drawn(path, seed)
+        if body["model"] == "":
+            body["model"] = server.name
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"{server.url}/v1/{path}", data, {"Content-Type": "application/json"})
+        status, answer = answer_to(request)
+        assert status < 500, (body, answer)
+        statuses.append(status)
+    assert {200, 400} <= set(statuses)
+    assert server.complete(max_tokens=2).choices[0].text == server.plain(max_new_tokens=2)
+
+
+def test_empty_fields_are_none(server: Running) -> None:
+    """As in OpenAI's API, whose clients send them."""
+    assert server.complete(stop=[], logit_bias={}).choices[0].text == server.plain()
+    create = server.client.chat.completions.create
+    answer = create(model=server.name, messages=CHAT, max_tokens=NEW, stop=[], logit_bias={})
+    assert answer.choices[0].message.content == server.plain(CHAT[0]["content"] + "\n")
+
+
+def test_a_temperature_samples(server: Running) -> None:
+    """Also where the target's config does not say do_sample."""
+    torch.manual_seed(5)
+    expected = server.plain(do_sample=True, temperature=1.5)
+    assert server.complete(seed=5, temperature=1.5).choices[0].text == expected != server.plain()
+    assert server.complete(seed=5, temperature=0).choices[0].text == server.plain()
+
+
+def test_a_requests_time_limit_holds(server: Running) -> None:
+    config = json.dumps({"max_new_tokens": 100_000, "max_time": 0.3, "do_sample": False})
+    start = time.perf_counter()
+    answer = server.complete(extra_body={"generation_config": config}, max_tokens=None)
+    assert time.perf_counter() - start < 20.0
+    assert 0 < answer.usage.completion_tokens < 50_000
+
+
+def test_a_call_inside_a_call_does_not_lock_the_server(server: Running) -> None:
+    """transformers heals a prompt's last token with a `generate` of its own."""
+    config = json.dumps({"max_new_tokens": 3, "token_healing": True, "pad_token_id": 0, "do_sample": False})
+    data = json.dumps({"model": server.name, "prompt": CODE, "generation_config": config}).encode()
+    headers = {"Content-Type": "application/json"}
+    assert answer_to(urllib.request.Request(f"{server.url}/v1/completions", data, headers))[0] in (200, 400)
+    assert server.complete(max_tokens=2).choices[0].text == server.plain(max_new_tokens=2)
 
 
 def test_values_at_the_limits_are_accepted(server: Running) -> None:
