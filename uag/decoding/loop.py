@@ -10,6 +10,7 @@ advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from uag.decoding import fixed_width
@@ -21,7 +22,7 @@ from uag.decoding.plain import decode_plainly
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.decoding.verdict import Verdict, examine
-from uag.drafting import Drafter
+from uag.drafting import Drafter, ForcedTokens, FreeFirst
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.lookahead import Lookahead, clock
@@ -38,6 +39,10 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     """
     if call.fixed_width is None and not call.ranks.broadcast(drafter is not None):
         return decode_plainly(call, stats)
+    if drafter is not None and not call.stopping.others:  # unknown criteria may share state with a constraint
+        processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)
+        if forced is not None:
+            call, drafter = replace(call, logits_processor=processors), FreeFirst(drafter, [forced])
     verdict = examine(call) if call.fixed_width is None else fixed_width.examined(call)
     if verdict.limits is None:
         stats.fall_back(verdict.fallback)
