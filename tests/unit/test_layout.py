@@ -31,6 +31,7 @@ BELOW = {
     "decoding": "drafting errors hf lookahead products projection proposal sampling stats",
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "decoding drafting errors gguf hf loading lookahead products options stats",
+    "testing": "assistant drafting errors loading proposal",
     "candidates": "decoding drafting hf lookahead projection proposal sampling stats",
     "installing": "assistant errors gguf hf loading options",
     "serving": "errors hf installing loading stats",
