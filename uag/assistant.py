@@ -47,7 +47,8 @@ class Assistant:
         tokenizer: the target's tokenizer; not needed if the draft shares it.
         drafter: a custom source of candidates, instead of a draft (see `uag.drafting.Drafter`).
         prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
-            target ids, or a list with an entry per row, which is such a prediction, a list of several, or None.
+            target ids, or a list with an entry per row, which is such a prediction, a list of several, or None. Or a
+            function that is called with each call's input ids and returns one, or a `concurrent.futures.Future` of one.
         memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (see docs/memory.md).
         num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
@@ -290,6 +291,8 @@ class Assistant:
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.prediction if prediction is None else prediction
+        if callable(prediction):
+            prediction = prediction(call.input_ids) if call.ranks.decides else None
         drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""

@@ -31,3 +31,7 @@ class OptionError(UagError, TypeError):
 
 class CompatibilityError(UagError, RuntimeError):
     """A transformers release whose internals uag does not know."""
+
+
+class DrafterError(UagError, AssertionError):
+    """A drafter that breaks the contract of `uag.drafting.Drafter`; raised by `uag.testing.check_drafter`."""

@@ -107,6 +107,10 @@ OBJECTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "counting": ("logits_processor", lambda: LogitsProcessorList([Counting()])),
     "looking": ("logits_processor", lambda: LogitsProcessorList([Looking()])),
     "ending": ("stopping_criteria", lambda: StoppingCriteriaList([Ending()])),
+    "forced": (
+        "prefix_allowed_tokens_fn",
+        lambda: lambda row, ids: [*range(3, 100)] if len(ids) % 5 == 0 else [3 + len(ids) % 30],
+    ),
     "prefix": ("prefix_allowed_tokens_fn", lambda: lambda row, ids: list(range(3 + int(ids[-1]) % 2, 100, 2))),
     "streamer": ("streamer", Puts),
 }

@@ -31,6 +31,7 @@ BELOW = {
     "decoding": "drafting errors hf lookahead products projection proposal sampling stats",
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "decoding drafting errors gguf hf loading lookahead products options stats",
+    "testing": "assistant drafting errors loading proposal",
     "candidates": "decoding drafting hf lookahead projection proposal sampling stats",
     "installing": "assistant errors gguf hf loading options",
     "serving": "errors hf installing loading stats",
@@ -49,7 +50,7 @@ READ_IF_PRESENT = {
     *("_forward_hooks", "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks"),
     *("_backward_hooks", "_backward_pre_hooks", "_call_impl", "_buffers", "_modules", "_C", "_orig_mod"),
     *("_len_torch_function_stack", "_get_function_stack_at", "_get_current_dispatch_mode_stack", "_hf_hook"),
-    *("_eos_token_tensor", "_pad_token_tensor"),
+    *("_eos_token_tensor", "_pad_token_tensor", "_prefix_allowed_tokens_fn"),
 }
 """Private names that only some models, releases or calls have."""
 

@@ -24,7 +24,7 @@ from uag.decoding.plain import decode_plainly
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.decoding.verdict import Verdict, examine
-from uag.drafting import Drafter
+from uag.drafting import Drafter, ForcedTokens, FreeFirst
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.lookahead import Lookahead, clock
@@ -42,6 +42,10 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     has_drafter = call.ranks.broadcast(drafter is not None)
     if not has_drafter and not call.draft_independent and not call.kernels:
         return decode_plainly(call, stats)
+    if drafter is not None and not call.stopping.others:  # unknown criteria may share state with a constraint
+        processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)
+        if forced is not None:
+            call, drafter = replace(call, logits_processor=processors), FreeFirst(drafter, [forced])
     verdict = examine(call)
     if call.draft_independent and (verdict.plain or verdict.dependence):
         call, verdict = fixed_width.examined(call, verdict)

@@ -1,5 +1,6 @@
 """Sources of candidates: the draft model, the prompt itself, or your own `Drafter`."""
 
+from uag.drafting.constraint import ForcedTokens
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory, as_memory
@@ -9,6 +10,7 @@ from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
+from uag.drafting.ranked import FreeFirst
 from uag.drafting.texts.text_drafter import TextDrafter
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "Counts",
     "DraftModel",
     "Drafter",
+    "ForcedTokens",
+    "FreeFirst",
     "Memory",
     "ModelDrafter",
     "OptionalSources",

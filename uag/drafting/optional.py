@@ -4,6 +4,7 @@ from typing import Any
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Drafter
+from uag.drafting.late import LatePrediction
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory
 from uag.drafting.memory.source import PRIORS as MEMORY_PRIORS
@@ -12,6 +13,7 @@ from uag.drafting.models.opening import tokenizer_of
 from uag.drafting.pairing import adapter_of
 from uag.drafting.ranked import AcceptanceRates, FreeFirst, FreeSource
 from uag.drafting.texts.follower import PRIORS as PREDICTION_PRIORS
+from uag.drafting.texts.follower import Expected
 from uag.drafting.texts.prediction import PredictionSource, check_ids, read_predictions
 from uag.errors import PairError
 from uag.hf import models
@@ -43,7 +45,7 @@ class OptionalSources:
 
         Args:
             other: the call's drafter without these sources; None if there is none.
-            prediction: see `read_predictions`; None for a call without predictions.
+            prediction: see `read_predictions`, or a future of it; None for a call without predictions.
             model: the target.
             num_rows: number of rows of the batch.
             tokenizer: the target's tokenizer; None for the one saved with its weights.
@@ -52,21 +54,20 @@ class OptionalSources:
             OptionError: the prediction is invalid, or has ids that the target lacks.
             PairError: the prediction is text, and no tokenizer is known; or the memory has ids of another tokenizer.
         """
-        predictions = read_predictions(prediction, num_rows)
-        texts = [text for of_row in predictions for text in of_row]
-        has_text = any(isinstance(text, str) for text in texts)
-        if has_text or self._memory is not None:
-            tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
-            if tokenizer is None and has_text:
-                raise PairError(
-                    "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
-                    "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
-                )
-            self._adapter = adapter_of(tokenizer)
+        is_late = callable(getattr(prediction, "done", None))
+        predictions = read_predictions(None if is_late else prediction, num_rows)
+        if is_late or _has_text(predictions) or self._memory is not None:
+            self._adapter = adapter_of(tokenizer_of(model) if tokenizer is None else tokenizer)
         sources: list[FreeSource] = []
-        if texts:
-            check_ids(texts, models.head_size(model))
-            sources.append(PredictionSource(predictions, self._adapter, self._prediction_rates))
+        if is_late:
+            late = LatePrediction(
+                prediction,
+                lambda value: self._prediction_source(model, read_predictions(value, num_rows)),
+                self._prediction_rates,
+            )
+            sources.append(late)
+        elif any(predictions):
+            sources.append(self._prediction_source(model, predictions))
         if self._memory is not None:
             if self._adapter is not None:
                 self._memory.bind(self._adapter.fingerprint)
@@ -76,3 +77,16 @@ class OptionalSources:
         if self._lookup is not None and (sources or other is not None):
             sources.append(self._lookup)
         return FreeFirst(other, sources) if sources else other
+
+    def _prediction_source(self, model: Any, predictions: list[list[Expected]]) -> PredictionSource:
+        if self._adapter is None and _has_text(predictions):
+            raise PairError(
+                "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
+                "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
+            )
+        check_ids([text for of_row in predictions for text in of_row], models.head_size(model))
+        return PredictionSource(predictions, self._adapter, self._prediction_rates)
+
+
+def _has_text(predictions: list[list[Expected]]) -> bool:
+    return any(isinstance(text, str) for of_row in predictions for text in of_row)

@@ -1,5 +1,7 @@
-"""Custom drafters: the output is the target's for any candidates."""
+"""Custom drafters: the output is the target's for any candidates, and `uag.testing.check_drafter` checks them."""
 
+import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +12,12 @@ import torch
 import uag
 from tests.support.calls import GREEDY, PROMPTS, Looks, compare, left_padded, pair
 from tests.support.grids import ROWS_AND_MODES, covering
-from uag.drafting import Ask, Drafter, ModelDrafter
-from uag.errors import OptionError
+from uag.adapters import from_tokenizer
+from uag.drafting import Ask, Drafter, ModelDrafter, PromptLookup, TextDrafter
+from uag.errors import DrafterError, OptionError
+from uag.projection import TokenizerPair
 from uag.proposal import Proposal
+from uag.testing import check_drafter
 
 
 class Careless(Drafter):
@@ -165,3 +170,161 @@ def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(
     given = left_padded(PROMPTS[:num_rows]) | options | {"logits_processor": [draws]}
     assistant = uag.Assistant(None, drafter=Draws(4), num_candidate_tokens=3)
     assert compare(pair()[0], given, assistant).num_candidate_tokens > 0
+
+
+# ---------------------------------------------------------------------- uag.testing.check_drafter
+
+
+class Repeats(Drafter):
+    """A correct drafter: proposes the ids after the last occurrence of a row's last id."""
+
+    draws = has_free = False
+    kind: Callable[[int], Any] = int
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
+        self.rows = [list(prompt) for prompt in prompts]
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        return [[Proposal(self.kind(i), 0.5) for i in self.after(row)[:limit]] for row, limit in enumerate(ask.limits)]
+
+    def after(self, row: int) -> list[int]:
+        *ids, last = self.rows[row]
+        return self.rows[row][len(ids) - ids[::-1].index(last) :] if last in ids else []
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        self.rows[row] += output_ids
+
+    def release(self) -> None:
+        self.rows = []
+
+
+class Eager(Repeats):
+    """Proposes more than it is asked for, and draws random numbers, as a drafter may."""
+
+    draws = True
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        torch.rand(3)
+        return [[Proposal(i, 0.5) for i in [*self.after(row), *range(9)]] for row in range(len(ask.limits))]
+
+
+SHORT = [PROMPTS[0] * 2, PROMPTS[1] * 3, PROMPTS[2] * 2]
+
+
+def check(drafter: Drafter, tokenizer: Any = None) -> list[str]:
+    return check_drafter(drafter, pair()[0], tokenizer, SHORT)
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint16, torch.tensor])
+def test_a_correct_drafter_passes_with_ids_of_any_integer_type(kind: Callable[[int], Any]) -> None:
+    drafter = Repeats()
+    drafter.kind = kind
+    (note,) = check(drafter)
+    assert re.fullmatch(r"\d+ of [1-9]\d* candidates were accepted", note)
+
+
+def test_the_projects_own_sources_pass() -> None:
+    _, tokenizer, draft, draft_tokenizer = pair()
+    check(PromptLookup())
+    check(ModelDrafter(draft, TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer))))
+    check(TextDrafter(lambda text: text[:40]), tokenizer)
+    assert "beyond the limits" in check(Eager())[1]
+
+
+def test_by_default_a_drafter_is_checked_on_the_demo_pair() -> None:
+    (note,) = check_drafter(Repeats())
+    assert not note.startswith("0 of")
+    with pytest.raises(OptionError, match="needs the target's tokenizer, or prompts"):
+        check_drafter(Repeats(), pair()[0])
+
+
+def _fault(**methods: Any) -> Callable[[], Drafter]:
+    return lambda: type("Faulty", (Repeats,), methods)()
+
+
+def _proposes(make: Callable[[Ask], Any]) -> Callable[[], Drafter]:
+    return _fault(propose=lambda _, ask: make(ask))
+
+
+def _other_threads(self: Any, prompts: Any, source_ids: Any = None) -> None:
+    Repeats.start(self, prompts)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+def _kept_thread(self: Any, prompts: Any, source_ids: Any = None) -> None:
+    Repeats.start(self, prompts)
+    threading.Thread(target=threading.Event().wait, args=(20,), daemon=True).start()
+
+
+class Shared(Repeats):
+    """Its copies share their rows."""
+
+    rows: list[list[int]] = []  # noqa: RUF012
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
+        self.rows[:] = [list(prompt) for prompt in prompts]
+
+    def release(self) -> None:
+        self.rows.clear()
+
+
+class FirstRow(Repeats):
+    """Takes every row for the first one."""
+
+    def after(self, row: int) -> list[int]:
+        return super().after(0)
+
+
+class Remains(Repeats):
+    """Keeps its rows after a call that failed, because only `finish` forgets them."""
+
+    rows: list[list[int]]
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
+        self.rows = [*getattr(self, "rows", []), *(list(prompt) for prompt in prompts)]
+
+    def finish(self, outputs: Sequence[Sequence[int]]) -> None:
+        self.rows = []
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_proposes(lambda ask: [[]] * 7), r"Faulty.propose returns .*: return a list of proposals for each of 1"),
+        (_proposes(lambda ask: [[3] for _ in ask.limits]), "returns 3 as a candidate"),
+        (_proposes(lambda ask: [[Proposal(3.0, 0.5)] for _ in ask.limits]), "returns the id 3.0"),  # type: ignore[arg-type]
+        (_proposes(lambda ask: [[Proposal(3, 1.5)] for _ in ask.limits]), "returns the confidence 1.5"),
+        (_proposes(lambda ask: [[Proposal(3, float("nan"))] for _ in ask.limits]), "returns the confidence nan"),
+        (_proposes(lambda ask: [[Proposal(649, 0.5)] for _ in ask.limits]), "the id 649, which the target"),
+        (_proposes(lambda ask: [[Proposal(3, 0.5, is_free=True)] for _ in ask.limits]), "`has_free` is False"),
+        (
+            _proposes(lambda ask: [[Proposal(3, 0.5), Proposal(4, 0.5, is_free=True)] for _ in ask.limits]),
+            "mixes free and other candidates",
+        ),
+        (_proposes(lambda ask: [[Proposal(int(torch.rand(()) * 9), 0.5)] for _ in ask.limits]), "although `draws`"),
+        (_fault(start=lambda _, prompts, sources=None: [each.append(1) for each in prompts]), "changes the prompts"),
+        (_fault(accept=lambda self, row, num, ids: ids.clear()), "accept changes the output ids"),
+        (_fault(start=lambda self, prompts, source_ids=None: setattr(self, "rows", prompts), release=lambda self: None,
+                accept=lambda *_: None), "keeps a prompt after `release`"),
+        (_fault(propose=lambda self, ask: [[] for self.ask in [ask] for _ in ask.limits]), "keeps an `Ask`"),
+        (_fault(start=_kept_thread), "leaves threads behind"),
+        (_fault(start=_other_threads), "changes the number of threads from"),
+        (FirstRow, "of a batch, and"),
+        (Remains, "after a call that failed"),
+        (Shared, "they share state"),
+    ],
+)  # fmt: skip
+def test_each_fault_of_a_drafter_is_named(make: Callable[[], Drafter], message: str) -> None:
+    num_threads = torch.get_num_threads()
+    with pytest.raises(DrafterError, match=message):
+        check(make())
+    torch.set_num_threads(num_threads)
+
+
+def test_a_drafter_that_cannot_be_copied_is_checked_as_far_as_possible() -> None:
+    drafter = Repeats()
+    drafter.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert "cannot be copied" in check(drafter)[1]
