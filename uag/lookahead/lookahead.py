@@ -27,10 +27,6 @@ _TRIAL_SHARE = 0.004
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
 
-_PATIENCE, _MOST_RARE = 24, 4.0
-"""Unsuccessful trials in a row after which the share falls, in proportion to their number, and by how much at most.
-Increase the first to notice sooner that drafting pays off; increase the second to lose less when it never does."""
-
 _NUM_TRIALS = 3
 """Unsuccessful trials until their costs are believed. Increase to be safe from passes that something else slows down;
 decrease to lose less on slow drafts."""
@@ -65,7 +61,6 @@ class Lookahead:
         self._costs_by_size: dict[tuple[int, int | None], Costs] = {}
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
-        self._num_lost = 0  # unsuccessful trials in a row
         self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)  # (time in plain passes, tokens) of each
         self.begin(1, "greedy")
 
@@ -152,7 +147,6 @@ class Lookahead:
             return 0
         if self._gain >= 1.0:
             self._lost.clear()
-            self._num_lost = 0
             if self.costs.is_plain_due(self._gain):
                 return 0
             size = self.most if self.costs.draft.points else 1  # the first round measures what drafting costs
@@ -162,8 +156,7 @@ class Lookahead:
         loss_s = self._trial_loss_s() + self.reading_s
         if self._num_unread:
             loss_s += max(self._reading_loss_of(max(self._hope(), 1.0)), 0.0)
-        rarity = min(max(self._num_lost / _PATIENCE, 1.0), _MOST_RARE)
-        self._is_trial = rarity * loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
+        self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
         return int(self._is_trial)
 
     def _hope(self) -> float:
@@ -312,7 +305,6 @@ class Lookahead:
         """Remember what an unsuccessful trial cost."""
         plain_s = self.prices.plain_s
         self._has_won = self.prices.round_s(num_drafted) <= num_tokens * plain_s
-        self._num_lost = 0 if self._has_won else self._num_lost + 1
         if not self._has_won:
             # Compared with the plain pass before it, which the same load slowed down.
             self._lost.append((seconds / max(self.costs.plain[-1], plain_s), num_tokens))
