@@ -152,9 +152,6 @@ def call_ms(lookahead: Lookahead, script: Script, machine: Machine, draw: random
     lookahead.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.candidate / machine.plain)
     total = num_tokens * machine.target_reading
     lookahead.learn_prefill(seen_s(total))
-    if size := lookahead.num_to_measure():
-        total += size * machine.reading
-        lookahead.learn_reading(size, seen_s(script.coldness * size * machine.reading))
     place, num_rounds, has_drafted = 0, 0, False
     while place < len(script.positions):
         confidences, num_acceptable = script.positions[place]

@@ -124,10 +124,6 @@ class FreeFirst(Drafter):
             drafter.start(prompts, source_ids)
         self._is_free = [False] * len(prompts)
 
-    def time_reading(self, num_tokens: int) -> float:
-        """Return the seconds that the draft model takes to read `num_tokens` of each prompt."""
-        return self._drafters[0].time_reading(num_tokens)
-
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return each row's free candidates if they promise more tokens per second, else the draft model's."""
         lines = [self._best(row, budget, ask) if budget else [] for row, budget in enumerate(ask.budgets)]

@@ -252,14 +252,6 @@ class Lookahead:
         """Record the time of the target's pass over the prompt."""
         self._prefill_s = seconds
 
-    def num_to_measure(self) -> int:
-        """Return how many prompt tokens the draft should read in advance, to measure its speed."""
-        return self.costs.num_to_measure(self._num_unread) if self.fixed is None else 0
-
-    def learn_reading(self, num_tokens: int, seconds: float) -> None:
-        """Record the time of the draft's pass over `num_tokens` tokens of each row's prompt."""
-        self.costs.reading.add(num_tokens, seconds)
-
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
         plain_s = self.costs.plain_s
@@ -295,8 +287,8 @@ class Lookahead:
         return num_drafted
 
     def _learn_prompt(self, seconds: float) -> None:
-        """Record the time in which the draft read the whole prompt; what that was expected to lose is spent."""
-        self.learn_reading(self._num_unread, seconds)
+        """Record how long the draft took to read the prompt; an expected loss uses up what trials may cost."""
+        self.costs.reading.add(self._num_unread, seconds)
         self._num_unread = 0
         if self._reading_loss_s > 0.0:
             self._trial_tokens = 0.0
