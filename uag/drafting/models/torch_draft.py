@@ -17,7 +17,6 @@ from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.inspection import in_evaluation, inspected_once, is_training
-from uag.hf.trials.drafts import check_draft
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
 
@@ -33,17 +32,13 @@ class DraftModel(Passes):
     """Runs draft passes of a transformers model; see `Passes`.
 
     Args:
-        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
+        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source; `check_draft` accepts it.
         num_ids: see `Passes`.
-
-    Raises:
-        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
     """
 
     advice_on_a_gpu = "on a GPU, compile_draft=True makes passes several times faster (docs/gpu.md)"
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
-        check_draft(model)
         counts = Counts(num_bytes=weights.num_bytes(model))
         size, max_positions = models.head_size(model), models.max_positions(model)
         super().__init__(model.__class__.__name__, counts, size, max_positions, num_ids)
