@@ -88,7 +88,7 @@ class Ask:
 
 
 class Drafter:
-    """A source of candidates. To write your own, inherit and implement `start`, `propose`, `accept` and `release`.
+    """A source of candidates. To write your own, inherit and implement `propose`; the other methods do nothing.
 
     A drafter handles one call at a time; assistants whose calls overlap need one each.
 

@@ -160,7 +160,8 @@ class Lookahead:
         return int(self._is_trial)
 
     def _hope(self) -> float:
-        """Return the gain that a trial may show: as the guesses predict, until several in a row have cost more."""
+        """Return the best gain that a trial could reveal: the guesses', until `_NUM_TRIALS` trials contradict them."""
+        # Measured costs alone do not count: they may be those of a stall, and without a trial they would stay.
         if len(self._lost) < _NUM_TRIALS:
             gain = self._acceptance.gain(self.costs.guess(self.prices.plain_s))
         else:
@@ -168,7 +169,7 @@ class Lookahead:
         return max(self._gain, gain / self._required_gain)
 
     def _trial_loss_s(self) -> float:
-        """Predict what a trial of one candidate loses: as little as possible until several in a row have lost more."""
+        """Return the expected loss of a one-candidate trial: optimistic until `_NUM_TRIALS` trials have lost more."""
         prices = self.prices
         loss_s = (1.0 - self._gain) * prices.round_s(1.0)
         if len(self._lost) == _NUM_TRIALS:
@@ -176,7 +177,10 @@ class Lookahead:
         return min(loss_s, max(1.0 - self._hope(), 0.0) * self.costs.guess(prices.plain_s).round_s(1.0))
 
     def _pays(self) -> bool:
-        """Whether the rest of the call saves the time that reading the prompt takes, but for what trials may lose."""
+        """Whether drafting in the rest of the call is expected to repay the time to read the prompt.
+
+        A loss within the budget for trials is allowed.
+        """
         self._reading_loss_s = self._reading_loss_of(self._gain)
         return self._reading_loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
 

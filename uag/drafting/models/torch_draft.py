@@ -1,6 +1,7 @@
 """Draft passes in PyTorch: ragged rows in one cache, exact rollback.
 
-The model is never modified, and each assistant has its own cache, so several assistants can share one draft model.
+Nothing stays changed in the model after a call, except tensors that were created in inference mode. Each assistant has
+its own cache, so several assistants can share one draft model.
 """
 
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ class DraftModel(Passes):
         places = []
         for row, request in requests:
             batch.slots[row].extend(range(batch.num_slots - len(request.nodes), batch.num_slots))
-            end = (row + 1) * kept
+            end = (row + 1) * kept  # of the row in the flattened logits; shorter requests are right-aligned
             places += [(node, end - back) for back, node in enumerate(reversed(request.nodes[-kept:]), start=1)]
         self._set_distributions(logits.flatten(0, 1), places)
 
