@@ -6,7 +6,8 @@
 `record` writes, for every position of a target's text, what the draft would have proposed there: each candidate's
 confidence, and how many the target would have accepted. `replay` runs the lookahead along such texts and along
 synthetic ones, on machines whose costs are given. What it sees of them is noisy: 3 % jitter, a tenth of the
-measurements three times as long, first passes cold.
+measurements three times as long, first passes cold. Faults are those of `faults.py`: stalls, and stretches of slow
+passes.
 
 A call's regret is the extra time, in percent, relative to the best fixed number of candidates (0, 3, 5 or 8) for this
 very text. Below zero, the lookahead is faster than any of them. Times include the target's reading of the prompt and
@@ -51,6 +52,7 @@ class Machine:
         candidate: drafting one candidate.
         reading: the draft's reading of one prompt token.
         wide: what each candidate after the fifth adds to `token`.
+        guess: how many times as long as it takes the draft is expected to read a prompt, before it was measured.
     """
 
     name: str
@@ -61,11 +63,12 @@ class Machine:
     candidate: float
     reading: float
     wide: float = 0.0
+    guess: float = 1.0
 
     @property
     def target_reading(self) -> float:
-        """Milliseconds of the target's reading of one prompt token: in proportion to those of a pass."""
-        return self.reading * self.plain / self.candidate
+        """Milliseconds of the target's reading of one prompt token: in proportion to those of a pass, times `guess`."""
+        return self.guess * self.reading * self.plain / self.candidate
 
     def round_ms(self, num_candidates: int) -> float:
         """Return the milliseconds of a round."""
@@ -81,6 +84,8 @@ MACHINES = (
     Machine("GPU, draft 1/12", 12.0, 12.0, 0.0, 1.0, 1.0, 0.02),
     Machine("CPU, draft 2/3", 60.0, 75.0, 6.0, 4.0, 40.0, 10.0),
     Machine("CPU, flat to six rows", 60.0, 61.5, 1.5, 2.0, 12.0, 3.0, 3.0),
+    Machine("target reads 5x faster", 60.0, 64.0, 4.0, 4.0, 10.0, 4.0, guess=0.2),
+    Machine("target reads 5x slower", 60.0, 64.0, 4.0, 4.0, 10.0, 4.0, guess=5.0),
 )
 COLUMNS = {"scenario": "{scenario}"}
 COLUMNS |= {one.name: f"{{{one.name}[first]:.0f}} / {{{one.name}[later]:.1f}}" for one in MACHINES}
@@ -107,14 +112,14 @@ class Script:
         num_prompt_tokens: of the prompt.
         positions: from the second output token on; the first is the prompt pass's.
         coldness: how many times as long the first draft pass and the first target passes take.
-        faults: stretches of passes that something else slows down: (first, number, how many times as long they take).
+        faults: passes that something else slows down: (first, number, how many times as long, additional milliseconds).
     """
 
     name: str
     num_prompt_tokens: int
     positions: Sequence[Position]
     coldness: float = 1.0
-    faults: Sequence[tuple[int, int, float]] = ()
+    faults: Sequence[tuple[int, int, float, float]] = ()
 
     def fixed_ms(self, machine: Machine, length: int) -> float:
         """Return the milliseconds of decoding with a fixed number of candidates."""
@@ -135,19 +140,18 @@ def call_ms(lookahead: Lookahead, script: Script, machine: Machine, draw: random
     num_passes = count()
 
     def seen_s(milliseconds: float) -> float:
-        slow = 3.0 if draw.random() < 0.1 else 1.0
+        slow, stall_ms = 3.0 if draw.random() < 0.1 else 1.0, 0.0
         if milliseconds:
             number = next(num_passes)
-            slow *= max([1.0, *(times for first, num, times in script.faults if first <= number < first + num)])
-        return milliseconds / 1e3 * slow * draw.lognormvariate(0.0, 0.03)
+            faults = [fault for fault in script.faults if fault[0] <= number < fault[0] + fault[1]]
+            slow *= max([1.0, *(times for _, _, times, _ in faults)])
+            stall_ms = sum(fault_ms for *_, fault_ms in faults)
+        return (milliseconds * slow * draw.lognormvariate(0.0, 0.03) + stall_ms) / 1e3
 
     num_tokens = script.num_prompt_tokens
     lookahead.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.candidate / machine.plain)
     total = num_tokens * machine.target_reading
     lookahead.learn_prefill(seen_s(total))
-    if size := lookahead.num_to_measure():
-        total += size * machine.reading
-        lookahead.learn_reading(size, seen_s(script.coldness * size * machine.reading))
     place, num_rounds, has_drafted = 0, 0, False
     while place < len(script.positions):
         confidences, num_acceptable = script.positions[place]
@@ -196,7 +200,9 @@ class Scenario(NamedTuple):
         coldness: of the first call; see `Script`.
         num_tokens: output tokens; None for a usual number.
         num_prompt_tokens: the same of the prompt.
-        num_faults: stretches of each call, at random places, in which passes take 3 to 500 times as long.
+        num_faults: faults of each call, at random places: stalls of 0.05 to 5 seconds, and stretches in which passes
+            take 3 to 30 times as long.
+        num_first: calls with faults; None for all of them.
     """
 
     name: str
@@ -206,6 +212,7 @@ class Scenario(NamedTuple):
     num_tokens: int | None = None
     num_prompt_tokens: int | None = None
     num_faults: int = 0
+    num_first: int | None = None
 
     def runs(self, num_calls: int, num_restarts: int) -> list[list[Script]]:
         """Return a sequence of calls for each restart."""
@@ -229,11 +236,17 @@ class Scenario(NamedTuple):
             wrong = (number for number in range(len(line)) if not are_right[place + number])
             positions.append(Position(line, next(wrong, len(line))))
         num_prompt_tokens = self.num_prompt_tokens or draw.choice((8, 30, 100))
-        faults = [
-            (draw.randrange(40), draw.choice((1, 2, 5, 15, 40)), draw.choice((3.0, 30.0, 500.0)))
-            for _ in range(self.num_faults)
-        ]
+        has_faults = self.num_first is None or call < self.num_first
+        faults = [_fault(draw) for _ in range(self.num_faults if has_faults else 0)]
         return Script(self.name, num_prompt_tokens, positions, 1.0 if call else self.coldness, faults)
+
+
+def _fault(draw: random.Random) -> tuple[int, int, float, float]:
+    """Return a stall or a stretch of slow passes, which `faults.py` injects into real calls."""
+    first = draw.randrange(draw.choice((5, 60)))
+    if draw.random() < 0.5:
+        return first, 1, 1.0, 1e3 * draw.uniform(0.05, 5.0)
+    return first, draw.choice((1, 4, 20, 80)), draw.uniform(3.0, 30.0), 0.0
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -247,15 +260,17 @@ def scenarios() -> Iterator[Scenario]:
     cold = "a very cold first call at 0 %, then 80 %"
     yield Scenario(cold, "calibrated", lambda call, _: (0.8 if call else 0.0,), coldness=8.0)
     yield Scenario("0 % in four calls, then 95 %", "sure", lambda call, _: (0.95 if call > 3 else 0.0,))
-    long = "a prompt of 2,900 tokens, 8 new ones"
-    yield Scenario(long, "calibrated", lambda *_: (0.8,), num_tokens=8, num_prompt_tokens=2900)
-    for num_tokens in (2000, 8000):
-        long = f"a prompt of 2,900 tokens, {num_tokens:,} new ones"
-        yield Scenario(long, "calibrated", lambda *_: (0.8,), num_tokens=num_tokens, num_prompt_tokens=2900)
+    for num_prompt_tokens, num_tokens in ((400, None), (2900, 8), (2900, 200), (2900, 2000)):
+        name = f"a prompt of {num_prompt_tokens:,} tokens, {f'{num_tokens:,}' if num_tokens else '40 to 160'} new ones"
+        sizes = {"num_prompt_tokens": num_prompt_tokens, "num_tokens": num_tokens}
+        yield Scenario(name, "calibrated", lambda *_: (0.8,), **sizes)
     for num_faults in (1, 3):
         for level in (0.0, 0.8):
-            name = f"calibrated, {level:.0%}, faults in each call: {num_faults}"
-            yield Scenario(name, "calibrated", lambda *_, level=level: (level,), num_faults=num_faults)
+            for num_first in (None, 3):
+                calls = f"in the first {num_first} calls" if num_first else "in each call"
+                name = f"{level:.0%}, faults {calls}: {num_faults}"
+                faults = {"num_faults": num_faults, "num_first": num_first}
+                yield Scenario(name, "calibrated", lambda *_, level=level: (level,), **faults)
 
 
 # ---------------------------------------------------------------------- recording

@@ -27,7 +27,7 @@ from uag.decoding.target import Limits, Target
 from uag.hf import foreign_code, models
 from uag.hf.cache import caches
 from uag.hf.inspection import is_training, modules
-from uag.hf.trials.once import DrawsError, once
+from uag.hf.once import DrawsError, once
 from uag.products import OwnKernels
 from uag.proposal import Proposal
 from uag.stats import Stats

@@ -67,11 +67,6 @@ class Drafts:
         )
         with self._kept_generators():
             self.drafter.start(prompts, sources)
-            # Reading a part of a long prompt tells the lookahead how long the rest would take.
-            num_tokens = self.lookahead.num_to_measure() if call.ranks.decides else 0
-            if num_tokens and (seconds := self.drafter.time_reading(num_tokens)):
-                self.lookahead.learn_reading(num_tokens, seconds)
-                self.stats.draft_s += seconds
 
     def _kept_generators(self) -> AbstractContextManager[None]:
         """Prevent a drafter that draws random numbers from advancing the caller's generators."""

@@ -20,7 +20,7 @@ from uag.decoding.verdict import Verdict, examine
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, positions, weights
 from uag.hf.cache import caches, static
-from uag.hf.trials.once import once
+from uag.hf.once import once
 from uag.products import OwnKernels
 
 WIDTH = 8

@@ -1,4 +1,4 @@
-"""Sources of candidates: the draft model, the prompt itself, or your own `Drafter`."""
+"""Sources of candidates: a draft model, predictions, the memory, the prompt itself, or your own `Drafter`."""
 
 from uag.drafting.constraint import ForcedTokens
 from uag.drafting.drafter import Ask, Counts, Drafter
@@ -8,6 +8,7 @@ from uag.drafting.models.model_drafter import ModelDrafter, draft_steps, run_wav
 from uag.drafting.models.passes import Batch, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
+from uag.drafting.models.trials import check_draft
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
 from uag.drafting.ranked import FreeFirst
@@ -33,6 +34,7 @@ __all__ = [
     "TextDrafter",
     "adapter_of",
     "as_memory",
+    "check_draft",
     "draft_steps",
     "dtypes_of",
     "fit_context",

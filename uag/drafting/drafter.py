@@ -88,7 +88,7 @@ class Ask:
 
 
 class Drafter:
-    """A source of candidates. To write your own, inherit and implement `start`, `propose`, `accept` and `release`.
+    """A source of candidates. To write your own, inherit and implement `propose`; the other methods do nothing.
 
     A drafter handles one call at a time; assistants whose calls overlap need one each.
 
@@ -123,10 +123,6 @@ class Drafter:
         lacks, which the statistics report (`Stats.fallbacks`).
         """
         raise NotImplementedError
-
-    def time_reading(self, num_tokens: int) -> float:  # noqa: ARG002 - most sources read nothing
-        """Read the first `num_tokens` of each prompt and return the seconds it took, 0 if no prompt is read."""
-        return 0.0
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Update a row with the target's output of this round: the accepted candidates and its tokens after them."""

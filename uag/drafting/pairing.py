@@ -11,10 +11,10 @@ from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
 from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.opening import adapter_for, head_size, is_encoder_decoder, tokenizer_of
+from uag.drafting.models.trials import check_draft
 from uag.errors import PairError
 from uag.gguf import GgufDraft
 from uag.hf import wrapped
-from uag.hf.trials.drafts import check_draft
 from uag.projection import TokenizerPair
 
 ASSUMED = "no tokenizers are known: the target and the draft are assumed to use the same ids"
@@ -45,13 +45,13 @@ class Pairing:
         if isinstance(self._draft, GgufDraft):
             self._draft.check()
             draft_tokenizer = self._draft.tokenizer if draft_tokenizer is None else draft_tokenizer
-        else:
-            check_draft(self._draft)
         self._target_adapter, self._draft_adapter = adapter_of(tokenizer), adapter_of(draft_tokenizer)
         self._compile_draft = compile_draft
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
         is_known = self._target_adapter is not None and self._draft_adapter is not None
         self.for_all = self._drafter(self._target_adapter, self._draft_adapter) if is_known else None
+        if self.for_all is None and not isinstance(self._draft, GgufDraft):
+            check_draft(self._draft)  # its drafters are created later, but an unsuitable draft is refused at once
         self.mismatch = mismatch_of("draft", self._draft, self._draft_adapter)
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from uag.drafting.drafter import Ask, Counts, Drafter
@@ -20,29 +20,25 @@ _LIKELY = 0.5
 often; decrease to use free sources more often."""
 
 
-@dataclass
 class AcceptanceRates:
-    """Acceptance rates by evidence, kept between calls.
+    """Acceptance rates by evidence, kept between calls. `priors` are initial rates, by kind and level."""
 
-    Attributes:
-        priors: initial rates, by kind and level.
-        counts: number of accepted and of checked candidates; older ones count less.
-    """
-
-    priors: Mapping[str, Sequence[float]]
-    counts: dict[Evidence, tuple[float, float]] = field(default_factory=dict)
+    def __init__(self, priors: Mapping[str, Sequence[float]]) -> None:
+        self._priors = {(kind, level): rate for kind, of_kind in priors.items() for level, rate in enumerate(of_kind)}
+        # Accepted and checked candidates; older ones count less. Has all keys from the start, so that an assistant can
+        # be pickled while another thread learns.
+        self._counts = dict.fromkeys(self._priors, (0.0, 0.0))
 
     def __getitem__(self, evidence: Evidence) -> float:
         """Return the predicted acceptance rate of candidates with this evidence."""
-        kind, level = evidence
-        accepted, checked = self.counts.get(evidence, (0.0, 0.0))
-        return (accepted + _PRIOR_WEIGHT * self.priors[kind][level]) / (checked + _PRIOR_WEIGHT)
+        accepted, checked = self._counts[evidence]
+        return (accepted + _PRIOR_WEIGHT * self._priors[evidence]) / (checked + _PRIOR_WEIGHT)
 
     def learn(self, evidence: Sequence[Evidence], num_accepted: int) -> None:
         """Learn from a round's checked candidates: the accepted ones and the first rejected one."""
         for index, each in enumerate(evidence[: num_accepted + 1]):
-            accepted, checked = self.counts.get(each, (0.0, 0.0))
-            self.counts[each] = _FADING * accepted + (index < num_accepted), _FADING * checked + 1.0
+            accepted, checked = self._counts[each]
+            self._counts[each] = _FADING * accepted + (index < num_accepted), _FADING * checked + 1.0
 
 
 class FreeSource(Drafter, ABC):
@@ -123,10 +119,6 @@ class FreeFirst(Drafter):
         for drafter in self._drafters:
             drafter.start(prompts, source_ids)
         self._is_free = [False] * len(prompts)
-
-    def time_reading(self, num_tokens: int) -> float:
-        """Return the seconds that the draft model takes to read `num_tokens` of each prompt."""
-        return self._drafters[0].time_reading(num_tokens)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return each row's free candidates if they promise more tokens per second, else the draft model's."""

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable
 from itertools import combinations
-from math import ceil
 from statistics import median_low
 from typing import NamedTuple
 
@@ -32,10 +31,6 @@ fewer candidates; decrease to start with more."""
 
 _SHORTEST_S = 1e-9
 """Shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0."""
-
-_CHUNK = 32
-"""Minimum number of prompt tokens for measuring how fast the draft reads, and how many times as many they predict.
-Increase to spend less on measuring; decrease to predict long prompts better."""
 
 
 def lower_quartile(values: Iterable[float]) -> float:
@@ -164,9 +159,3 @@ class Costs:
         seconds = num_tokens * (min(token_s, candidate_s) if self.draft.points else token_s)
         is_guess_better = 0.0 < guess_s < seconds and len(self.reading.points) < _NUM_SURE
         return guess_s if is_guess_better else seconds
-
-    def num_to_measure(self, num_tokens: int) -> int:
-        """Return how many tokens of a long prompt to read in advance to predict the rest; 0 if the speed is known."""
-        longest = max((size for size, _ in self.reading.points), default=0.0)
-        is_known = len(self.reading.points) >= _NUM_SURE and num_tokens <= _CHUNK * longest
-        return 0 if is_known or num_tokens <= 4 * _CHUNK else max(ceil(num_tokens / _CHUNK), _CHUNK)

@@ -27,10 +27,6 @@ _TRIAL_SHARE = 0.004
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
 
-_PATIENCE, _MOST_RARE = 24, 4.0
-"""Unsuccessful trials in a row after which the share falls, in proportion to their number, and by how much at most.
-Increase the first to notice sooner that drafting pays off; increase the second to lose less when it never does."""
-
 _NUM_TRIALS = 3
 """Unsuccessful trials until their costs are believed. Increase to be safe from passes that something else slows down;
 decrease to lose less on slow drafts."""
@@ -65,7 +61,6 @@ class Lookahead:
         self._costs_by_size: dict[tuple[int, int | None], Costs] = {}
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
-        self._num_lost = 0  # unsuccessful trials in a row
         self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)  # (time in plain passes, tokens) of each
         self.begin(1, "greedy")
 
@@ -152,7 +147,6 @@ class Lookahead:
             return 0
         if self._gain >= 1.0:
             self._lost.clear()
-            self._num_lost = 0
             if self.costs.is_plain_due(self._gain):
                 return 0
             size = self.most if self.costs.draft.points else 1  # the first round measures what drafting costs
@@ -162,12 +156,12 @@ class Lookahead:
         loss_s = self._trial_loss_s() + self.reading_s
         if self._num_unread:
             loss_s += max(self._reading_loss_of(max(self._hope(), 1.0)), 0.0)
-        rarity = min(max(self._num_lost / _PATIENCE, 1.0), _MOST_RARE)
-        self._is_trial = rarity * loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
+        self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
         return int(self._is_trial)
 
     def _hope(self) -> float:
-        """Return the gain that a trial may show: as the guesses predict, until several in a row have cost more."""
+        """Return the best gain that a trial could reveal: the guesses', until `_NUM_TRIALS` trials contradict them."""
+        # Measured costs alone do not count: they may be those of a stall, and without a trial they would stay.
         if len(self._lost) < _NUM_TRIALS:
             gain = self._acceptance.gain(self.costs.guess(self.prices.plain_s))
         else:
@@ -175,7 +169,7 @@ class Lookahead:
         return max(self._gain, gain / self._required_gain)
 
     def _trial_loss_s(self) -> float:
-        """Predict what a trial of one candidate loses: as little as possible until several in a row have lost more."""
+        """Return the expected loss of a one-candidate trial: optimistic until `_NUM_TRIALS` trials have lost more."""
         prices = self.prices
         loss_s = (1.0 - self._gain) * prices.round_s(1.0)
         if len(self._lost) == _NUM_TRIALS:
@@ -183,7 +177,10 @@ class Lookahead:
         return min(loss_s, max(1.0 - self._hope(), 0.0) * self.costs.guess(prices.plain_s).round_s(1.0))
 
     def _pays(self) -> bool:
-        """Whether the rest of the call saves the time that reading the prompt takes, but for what trials may lose."""
+        """Whether drafting in the rest of the call is expected to repay the time to read the prompt.
+
+        A loss within the budget for trials is allowed.
+        """
         self._reading_loss_s = self._reading_loss_of(self._gain)
         return self._reading_loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
 
@@ -259,14 +256,6 @@ class Lookahead:
         """Record the time of the target's pass over the prompt."""
         self._prefill_s = seconds
 
-    def num_to_measure(self) -> int:
-        """Return how many prompt tokens the draft should read in advance, to measure its speed."""
-        return self.costs.num_to_measure(self._num_unread) if self.fixed is None else 0
-
-    def learn_reading(self, num_tokens: int, seconds: float) -> None:
-        """Record the time of the draft's pass over `num_tokens` tokens of each row's prompt."""
-        self.costs.reading.add(num_tokens, seconds)
-
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
         plain_s = self.costs.plain_s
@@ -302,8 +291,8 @@ class Lookahead:
         return num_drafted
 
     def _learn_prompt(self, seconds: float) -> None:
-        """Record the time in which the draft read the whole prompt; what that was expected to lose is spent."""
-        self.learn_reading(self._num_unread, seconds)
+        """Record how long the draft took to read the prompt; an expected loss uses up what trials may cost."""
+        self.costs.reading.add(self._num_unread, seconds)
         self._num_unread = 0
         if self._reading_loss_s > 0.0:
             self._trial_tokens = 0.0
@@ -312,7 +301,6 @@ class Lookahead:
         """Remember what an unsuccessful trial cost."""
         plain_s = self.prices.plain_s
         self._has_won = self.prices.round_s(num_drafted) <= num_tokens * plain_s
-        self._num_lost = 0 if self._has_won else self._num_lost + 1
         if not self._has_won:
             # Compared with the plain pass before it, which the same load slowed down.
             self._lost.append((seconds / max(self.costs.plain[-1], plain_s), num_tokens))

@@ -88,11 +88,13 @@ class Projection:
                 row.path[-1].end = end
             row.barrier = len(row.path) - 1
             return
+        # The path keeps the tokens that the new encoding has too; only the `fresh` ones after them are fed.
         keep = num_equal((node.draft_id for node in row.path[start + 1 : tail + 1]), (node.draft_id for node in chain))
         last = row.path[start + keep]
         fresh = chain[keep:]
         if len(fresh) == 1 and last.probs is not None:
-            del row.path[start + keep + 1 :]  # the search itself compares this token with longer ones
+            # A single new token may begin a longer one, so the search reads both from the last distribution.
+            del row.path[start + keep + 1 :]
             return
         fresh[0].parent = last
         yield Feed(start + keep + 1, fresh)

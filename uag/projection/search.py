@@ -8,9 +8,8 @@
 This approximates the sum over cover encodings (Phan et al., arXiv:2410.09303).
 
 The first target token of a text must be encoded, which takes longer than all other work of a search. With noise, any
-token may win, so most code here, in `scoring` and in `shortlists` bounds scores to encode fewer texts: shortlists of
-draft tokens, `largest_power`, and guesses (`_WORTH_ENCODING`). Without noise, none of this is needed: the children of a
-node are read by decreasing mass until no other can win.
+token may win, so `scoring` and `shortlists` bound scores to encode fewer texts. Without noise, none of this is needed:
+the children of a node are read by decreasing mass until no other can win.
 """
 
 import heapq
@@ -36,11 +35,6 @@ _SUPPORT_WITH_NOISE = 96
 _MASS_READ = 0.995
 """Share of the mass that is read with noise, where each token is selected in proportion to its mass. Increase to accept
 more candidates; decrease to encode less."""
-
-_WORTH_ENCODING = 0.05
-"""With noise, a child that can reach less than this share of the best score is not encoded, but assumed to begin with
-the longest possible target token, which is correct nine times in ten. Increase to encode less; decrease to make fewer
-errors."""
 
 _MAX_BRANCHES = 1
 """Maximum number of draft passes per target token that leave the current path. Increase to propose more accurately;
@@ -225,7 +219,6 @@ class BestFirst:
             relative = values[order] / max(values[order[0]], LOG_SCORE_FLOOR)
             shares = np.cumsum(relative ** (1.0 / self.scoring.warpers.temperature))
             order = order[: int(np.searchsorted(shares, _MASS_READ * shares[-1])) + 1]
-        closed: list[tuple[float, float, bytes, int]] = []
         still_open: list[tuple[int, float, bytes]] = []
         for draft_id, child_mass in zip(ids[order].tolist(), (values[order] * mass).tolist(), strict=True):
             if not self.scoring.is_noisy and child_mass <= self.tally.best_score:
@@ -237,16 +230,8 @@ class BestFirst:
                 self.tally.add(reading, child_mass, visit)
             elif reading.is_open:
                 still_open.append((draft_id, child_mass, reading.over))
-            elif self.scoring.is_noisy:
-                starts = self.maps.target_sorted.neighbors(reading.over).starts
-                most = child_mass * self.scoring.most(starts)
-                closed.append((most, child_mass, reading.over, starts[-1] if starts else NO_TOKEN))
             else:
                 self.tally.add(self.reader.of_text(reading.over), child_mass, visit)
-        closed.sort(reverse=True)  # those that the noise may favor are encoded first
-        for most, child_mass, text, longest in closed:
-            is_encoded = not self.tally.is_plain or most >= _WORTH_ENCODING * self.tally.best_score
-            self.tally.add(self.reader.of_text(text) if is_encoded else longest, child_mass, visit)
         for draft_id, child_mass, text in still_open:
             self._push_open(node, draft_id, child_mass, text, visit)
 

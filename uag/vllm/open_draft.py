@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from uag.drafting import Batch, DraftModel
+from uag.drafting import Batch, DraftModel, check_draft
 from uag.errors import UnsupportedError
 from uag.hf import models
 from uag.hf.cache.caches import dynamic_cache, self_attention_layers
@@ -59,6 +59,7 @@ class OpenDraft(DraftModel):
     """
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
+        check_draft(model)
         super().__init__(model, num_ids)
         if self.is_encoder_decoder:
             raise UnsupportedError(

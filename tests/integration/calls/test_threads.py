@@ -17,7 +17,7 @@ from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padde
 from tests.support.short_calls import GREEDY, SAMPLED
 from uag.drafting import Ask
 from uag.hf.models import head_size
-from uag.hf.trials.once import _answers
+from uag.hf.once import _answers
 from uag.proposal import Proposal
 
 NUM_ROUNDS = 2

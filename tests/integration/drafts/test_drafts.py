@@ -99,37 +99,6 @@ def test_a_pause_longer_than_the_drafts_context() -> None:
     assert 1 <= len(found) <= 3
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_timing_the_reading_does_not_change_the_proposals(is_shared: bool) -> None:
-    target_tokenizer = small_tokenizer("llama")
-    draft_tokenizer = target_tokenizer if is_shared else small_tokenizer("byte_level")
-    draft = tiny_model("gpt2", 650, seed=3, n_embd=32, n_layer=1, n_head=2)
-    tokenizers = TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
-    prompts = [target_tokenizer(text * 3, add_special_tokens=False)["input_ids"] for text in (TEXT, TEXTS[0])]
-    found = []
-    for num_tokens in (0, 8):
-        drafter = ModelDrafter(draft, tokenizers)
-        drafter.start(prompts)
-        if num_tokens:
-            assert drafter.time_reading(num_tokens) > 0.0
-        assert drafter.counts.num_forwards == bool(num_tokens)
-        found.append([[proposal.target_id for proposal in line] for line in drafter.propose(ask(2, 4))])
-    assert found[0] == found[1]
-    assert all(found[0])
-
-
-@pytest.mark.parametrize("prompt_lookup", [False, True])
-def test_a_draft_reads_part_of_a_long_prompt_first(prompt_lookup: bool) -> None:
-    """Its speed must be known before it spends time on the whole prompt."""
-    target, tokenizer, draft, draft_tokenizer = pair()
-    ids = torch.tensor([tokenizer(TEXT * 30, add_special_tokens=False)["input_ids"][:160]])
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, prompt_lookup=prompt_lookup)
-    compare(target, {"input_ids": ids} | GREEDY, assistant)
-    assert [num_tokens for num_tokens, _ in assistant.lookahead.costs.reading.points][:1] == [32]
-    compare(target, {"input_ids": ids[:, :20]} | GREEDY, assistant)
-    assert [num_tokens for num_tokens, _ in assistant.lookahead.costs.reading.points].count(32) == 1
-
-
 @pytest.mark.parametrize("head", [380, 600, 650])
 def test_a_head_smaller_or_larger_than_the_drafts_tokenizer(head: int) -> None:
     """Ids without an embedding are never looked up, and head entries without a token are never proposed."""

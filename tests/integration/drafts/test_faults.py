@@ -89,7 +89,7 @@ def test_a_long_unread_prompt_is_named() -> None:
     lookahead.begin(1, "greedy", 2907, 8, 0.1)
     lookahead.plan()
     lookahead.costs.learn_target(0, 0.06)
-    lookahead.learn_reading(91, 1.2)
+    lookahead.costs.reading.add(91, 1.2)
     lookahead.plan()
     reason = lookahead.reason()
     assert reason.startswith("the draft has not read the prompt of 2,907 tokens: this takes about ")

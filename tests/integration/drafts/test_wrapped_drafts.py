@@ -4,6 +4,7 @@ import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,10 +18,10 @@ pytest.importorskip("accelerate", reason="pip install accelerate")
 
 from tests.support import wrappers  # noqa: E402 - it needs both
 from tests.support.wrappers import BOTH, CALLS, OTHERS, TRANSPARENT_NAMES  # noqa: E402
+from uag.drafting.models import trials  # noqa: E402
 from uag.errors import UnsupportedError  # noqa: E402
 from uag.hf import names  # noqa: E402
 from uag.hf.cache.caches import CACHE  # noqa: E402
-from uag.hf.trials import drafts as trials  # noqa: E402
 
 
 class OfAnOlderRelease(LlamaForCausalLM):
@@ -157,3 +158,12 @@ def test_a_trial_is_that_of_one_wrapper() -> None:
     assert trials.reading_refusal(draft) == ""
     config = peft.PromptTuningConfig(task_type=wrappers.CAUSAL, num_virtual_tokens=4)
     assert "stores 6 positions" in trials.reading_refusal(peft.get_peft_model(draft, config).eval())
+
+
+@pytest.mark.parametrize("are_known", [False, True])
+def test_a_draft_is_examined_once_per_assistant(are_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = mock.Mock(wraps=trials._refusals)
+    monkeypatch.setattr(trials, "_refusals", examined)
+    _, tokenizer, draft, draft_tokenizer = pair()
+    uag.Assistant(draft, *(draft_tokenizer, tokenizer) * are_known)
+    assert examined.call_count == 1

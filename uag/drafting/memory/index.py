@@ -31,7 +31,7 @@ _MAX_VISITED, _MAX_FOUND = 8, 4
 in crowded buckets and to estimate frequencies better; decrease for faster look-ups."""
 
 _FACTORS = [pow(0x9E3779B97F4A7C15, place, 1 << 64) for place in range(1, NUM_LAST + 1)]
-"""Factor of each id in the hash of an n-gram, of which the upper half of 64 bits is used, which is mixed best."""
+"""Multipliers of the n-gram hash. Only the upper 32 of its 64 bits are used, because they are mixed best."""
 
 
 class NgramIndex:

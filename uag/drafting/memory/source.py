@@ -23,8 +23,8 @@ PRIORS = {
     _UNANIMOUS: (0.5, 0.75, 0.85, 0.93, 0.97),
     _DIVIDED: (0.3, 0.35, 0.45, 0.5, 0.5),
 }
-"""Initial acceptance rates: by the agreement of the occurrences, and by the number of ids before the candidate that the
-output shares with them (2, 4, 8, 16, or at least 32)."""
+"""Initial acceptance rates: by the agreement of the occurrences, and by how many ids before the candidate match (2, 4,
+8, 16, or at least 32)."""
 
 _EVIDENCE: dict[str, list[Evidence]] = {
     agreement: [(agreement, min(max(num_shared.bit_length() - 2, 0), len(rates) - 1)) for num_shared in range(128)]

@@ -117,15 +117,6 @@ class ModelDrafter(Drafter):
             return source_ids
         return [CrossRow(projection, ids, ()).queued_ids() for ids in source_ids]
 
-    def time_reading(self, num_tokens: int) -> float:
-        """Read the first `num_tokens` of each prompt, except its last token, and return the seconds it took."""
-        before = self.counts.forward_s
-        for row in self._rows:
-            row.adopt(min(num_tokens, len(row.queued_ids()) - 1))
-        with suppress(PassError):
-            self.model.feed([(index, Feed(0, list(row.path))) for index, row in enumerate(self._rows) if row.path])
-        return self.counts.forward_s - before
-
     @np.errstate(all="ignore")  # probabilities may underflow, also where the caller makes that an error
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return as many proposals as are expected to pay."""

@@ -10,10 +10,10 @@ from uag.drafting.models.llama_cpp import GgufPasses
 from uag.drafting.models.passes import Passes
 from uag.drafting.models.stateful_draft import StatefulDraft
 from uag.drafting.models.static_draft import StaticDraft
+from uag.drafting.models.trials import check_draft
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models
-from uag.hf.trials.drafts import check_draft
 
 
 def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:

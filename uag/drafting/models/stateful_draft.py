@@ -11,8 +11,8 @@ import torch
 
 from uag.drafting.models.passes import KEPT_POSITIONS, split
 from uag.drafting.models.torch_draft import DraftModel
+from uag.drafting.models.trials import takes_blocks
 from uag.hf.cache.rewinding import RewindableCache
-from uag.hf.trials.drafts import takes_blocks
 from uag.projection import Feed, Node
 
 

@@ -1,6 +1,7 @@
 """Draft passes in PyTorch: ragged rows in one cache, exact rollback.
 
-The model is never modified, and each assistant has its own cache, so several assistants can share one draft model.
+Nothing stays changed in the model after a call, except tensors that were created in inference mode. Each assistant has
+its own cache, so several assistants can share one draft model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,6 @@ from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.inspection import in_evaluation, inspected_once, is_training
-from uag.hf.trials.drafts import check_draft
 from uag.products import FEW_ROWS, OwnKernels
 from uag.projection import Feed, HasPath
 
@@ -28,15 +28,11 @@ class DraftModel(Passes):
     """Runs draft passes of a transformers model; see `Passes`.
 
     Args:
-        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
+        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source; `check_draft` accepts it.
         num_ids: see `Passes`.
-
-    Raises:
-        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
     """
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
-        check_draft(model)
         counts = Counts(num_bytes=weights.num_bytes(model))
         size, max_positions = models.head_size(model), models.max_positions(model)
         super().__init__(model.__class__.__name__, counts, size, max_positions, num_ids)
@@ -120,7 +116,7 @@ class DraftModel(Passes):
         places = []
         for row, request in requests:
             batch.slots[row].extend(range(batch.num_slots - len(request.nodes), batch.num_slots))
-            end = (row + 1) * kept
+            end = (row + 1) * kept  # of the row in the flattened logits; shorter requests are right-aligned
             places += [(node, end - back) for back, node in enumerate(reversed(request.nodes[-kept:]), start=1)]
         self._set_distributions(logits.flatten(0, 1), places)
 
