@@ -267,9 +267,6 @@ class _Watched(Drafter):
         self.num_dropped += max(len(line) - (budget if True in is_free else limit), 0)
         return [index(each.target_id) for each in line]
 
-    def time_reading(self, num_tokens: int) -> float:
-        return self.drafter.time_reading(num_tokens)
-
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         lent = list(output_ids)
         self.drafter.accept(row, num_accepted, lent)

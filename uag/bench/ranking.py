@@ -81,7 +81,7 @@ def rank(
     tokenizers = {name: load_tokenizer(name, role="draft") for name in drafts}
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
-    own = {"draft_independent": options.draft_independent, "compile_draft": options.compile_draft}
+    own: dict[str, Any] = {"draft_independent": options.draft_independent, "compile_draft": options.compile_draft}
     arms = [Arm("plain", model.generate), without_draft(tokenizer, model, options.draft_independent)]
     refused: list[ArmSummary] = []
     losses: dict[str, str | None] = {}

@@ -166,7 +166,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _NAMES = ("mm", "conv", "attention", "mv", "dot", "linear")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -207,7 +207,8 @@ def _logits(
         synthetic = SyntheticPasses(call, prompt, kernels, mask=mask)
         for start, width in enumerate(_WIDTHS):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
-            with _Products() if watch is not None else nullcontext() as products:
+            products = _Products()
+            with nullcontext() if watch is None else products:
                 found.append(synthetic.verify([block] * num_rows))
             if watch is not None:
                 watch.append(products.seen)

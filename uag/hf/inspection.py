@@ -29,7 +29,7 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-without_functions: type = torch._C.DisableTorchFunction
+without_functions = torch._C.DisableTorchFunction
 """A context in which this thread's function modes do not see what PyTorch runs."""
 
 _current: ContextVar[tuple[Any, dict[Any, Any]]] = ContextVar("current", default=(None, {}))

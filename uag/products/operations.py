@@ -106,7 +106,8 @@ def _own_attention(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    softcap, mask, is_causal = kwargs.get("softcap"), attention_mask, False
+    softcap, mask = kwargs.get("softcap"), attention_mask
+    is_causal: Any = False
     has_dropout = module.training and kwargs.get("dropout")
     if has_dropout or (softcap is not None and is_sdpa) or not _fits_attention(query, key, value):
         return None
@@ -156,26 +157,26 @@ def experts(function: Callable[..., Any]) -> Callable[..., Any]:
     return partial(_experts, function) if state.most_rows and is_known else function
 
 
-def _experts(
-    function: Callable[..., Any], layer: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
-) -> torch.Tensor:
+def _experts(function: Callable[..., Any], layer: Any, *inputs: torch.Tensor) -> Any:
+    """Run one of transformers' functions of experts by uag's kernels, or as it is if they do not serve its inputs."""
+    with direct():
+        output = _own_experts(layer, *inputs)
+    return function(layer, *inputs) if output is None else output
+
+
+def _own_experts(layer: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor | None:
     """Run the chosen experts of each token, and add their outputs in the order of their numbers."""
-    if (
-        not is_usual(x)
-        or layer._is_expert_parallel
-        or layer.has_post_expert_norm
-        or not kernel.can_read(layer.down_proj)
-    ):
-        return function(layer, x, chosen, shares)
+    if layer._is_expert_parallel or layer.has_post_expert_norm or not is_usual(x):
+        return None
     is_plain = layer.has_gate and layer.is_concatenated and not (layer.has_bias or layer.is_transposed)
     if is_plain and type(layer)._apply_gate is moe._default_apply_gate and _is_silu(layer.act_fn):
         return kernel.experts(x, chosen, shares, layer.gate_up_proj, layer.down_proj)
     product = kernel.conv1d if layer.is_transposed else kernel.linear
     first = "gate_up_proj" if layer.has_gate else "up_proj"
     output = torch.zeros(x.shape, dtype=torch.float32)
-    for expert in chosen.unique().tolist():
+    for expert in sorted(set(chosen.flatten().tolist())):
         tokens, places = torch.where(chosen == expert)
-        hidden = x[tokens]
+        hidden: Any = x[tokens]
         for name in (first, "down_proj"):
             bias = getattr(layer, f"{name}_bias")[expert] if layer.has_bias else None
             hidden = product(hidden, getattr(layer, name)[expert], bias)
@@ -224,11 +225,11 @@ def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
         return None
     if other.dim() == 2:
         return kernel.linear(x, other.t()) if other.t().is_contiguous() else kernel.conv1d(x, other)
-    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])
+    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
     pairs = zip(*(part.expand(*batch, -1, -1).flatten(0, -3) for part in (x, other)), strict=True)
     products = [_matmul(*pair) for pair in pairs]
     known = [product for product in products if product is not None]
-    return torch.stack(known).unflatten(0, batch) if len(known) == len(products) else None
+    return torch.stack(known).view(*batch, x.shape[-2], -1) if len(known) == len(products) else None
 
 
 def _baddbmm(

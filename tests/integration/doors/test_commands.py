@@ -102,18 +102,18 @@ def test_the_streamed_text_is_the_text_of_the_tokens(capsys: pytest.CaptureFixtu
     assert len(completion.texts) == len(completion.sources) == len(completion.output_ids) > 0
 
 
-def test_bench_with_a_fixed_width_compares_with_the_same_width_without_a_draft(
+def test_draft_independent_bench_compares_with_uag_without_a_draft(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = "--fixed-width 8 --dtype bfloat16 --num-prompts 2 --max-new-tokens 16 --trials 1 --arm uag --json"
+    flags = "--draft-independent --dtype bfloat16 --num-prompts 2 --max-new-tokens 16 --trials 1 --arm uag --json"
     code, out, _ = run(capsys, "bench", *SMALL, *flags.split())
     records = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    references = [arm.reference for arm in build_arms(demo(), ["plain", "uag-no-draft", "uag"], fixed_width=8)]
+    references = [arm.reference for arm in build_arms(demo(), ["plain", "uag-no-draft", "uag"], draft_independent=True)]
     assert references == ["plain", "plain", "uag-no-draft"]
     assert [record["arm"] for record in records] == ["plain", "uag-no-draft", "uag"] * 2
     for _, reference, assisted in zip(*[iter(records)] * 3, strict=True):
-        assert reference["note"] == "run in passes of 8 tokens"
+        assert reference["note"] == "run by uag's own passes"
         assert reference["num_target_forwards"] == reference["num_output_tokens"]
         assert (assisted["note"], assisted["difference"], assisted["refusal"]) == ("", None, None)
         assert assisted["num_target_forwards"] < reference["num_target_forwards"]

@@ -113,17 +113,17 @@ def test_all_names_are_checked_before_anything_is_measured(
     )
 
 
-def test_drafts_with_a_fixed_width_are_compared_with_the_same_width_without_a_draft(
+def test_draft_independent_drafts_are_compared_with_uag_without_a_draft(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--num-prompts", "1", "--json", "--dtype", "bfloat16", "--fixed-width", "8")
+    flags = ("--num-prompts", "1", "--json", "--dtype", "bfloat16", "--draft-independent")
     (draft,) = json.loads(run(capsys, TARGET, DRAFT, *flags))["drafts"]
     assert draft["refusal"] is None
     assert draft["num_differences"] == 0
     assert draft["tokens_per_target_pass"] > 1
 
     def changed(*_: object) -> Arm:  # the reference of another text
-        return Arm("uag-no-draft", lambda **kwargs: kwargs["input_ids"].repeat(1, 2), note="run in passes of 8 tokens")
+        return Arm("uag-no-draft", lambda **kwargs: kwargs["input_ids"].repeat(1, 2), note="run by uag's own passes")
 
     monkeypatch.setattr(ranking, "without_draft", changed)
     (draft,) = json.loads(run(capsys, TARGET, DRAFT, *flags))["drafts"]

@@ -100,9 +100,8 @@ def test_a_prompt_that_is_read_in_both_directions_contains_no_candidates(
 
 
 @pytest.mark.parametrize(("owner", "name"), [(torch.nn.Linear, "forward"), (F, "linear")])
-def test_fast_products_leave_a_changed_model_alone(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even without a draft: a product in another form would bypass the code that observes the model."""
-    monkeypatch.setattr("uag.products.placing._MIN_ENTRIES", 1)
+def test_kernels_leave_a_changed_model_alone(owner: Any, name: str) -> None:
+    """Even without a draft: the kernels would bypass the code that observes the model."""
     target, seen = copy.deepcopy(pair()[0]), []
     own = getattr(owner, name)
 

@@ -61,7 +61,7 @@ def check_sources(
     if draft is not None:
         sources |= {"draft": (draft, {}), "draft, three": (draft, {"num_candidate_tokens": 3})}
     for name, (models, own) in sources.items():
-        assistant = uag.Assistant(*models, tokenizer, **way, **own)
+        assistant = uag.Assistant(models[0], models[1], tokenizer, **way, **own)
         output, new_state = run(assistant, target, inputs, **options)
         assert assistant.stats.is_draft_independent, assistant.stats.draft_dependence
         assert torch.equal(output.sequences, reference.sequences), name

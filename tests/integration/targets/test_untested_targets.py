@@ -181,13 +181,13 @@ def test_every_target_of_a_newer_release_is_tried(num_rows: int, monkeypatch: py
     """Only classes that are new in it advance in lockstep."""
     monkeypatch.setattr(names, "VERSION", "5.25.0")
     trials: list[Any] = []
-    refusal = block_trial.refusal
+    refusal = block_trial._refusal
 
-    def counted(call: Any) -> str:
-        trials.append(call)
-        return refusal(call)
+    def counted(*of_trial: Any) -> str:
+        trials.append(of_trial)
+        return refusal(*of_trial)
 
-    monkeypatch.setattr(block_trial, "refusal", counted)
+    monkeypatch.setattr(block_trial, "_refusal", counted)
     stats = check(made(LlamaForCausalLM), left_padded(PROMPTS[:num_rows]))
     assert stats.num_accepted_tokens > 0
     assert not stats.fallbacks

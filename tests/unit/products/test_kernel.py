@@ -1,7 +1,5 @@
 """The compiled kernels: right for any shape, and a row's result depends on that row alone, bit for bit."""
 
-import copy
-import io
 import math
 import runpy
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from uag.products import FastProducts, forms, kernel
+from uag.products import kernel
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
 
@@ -350,37 +348,3 @@ def test_a_switch_and_pytorchs_instruction_set_lower_the_kernels(
     loaded = runpy.run_path(kernel.__file__)
     described = {"": "PyTorch's products (uag's kernels are not in use)", "AVX2": "uag's kernels (AVX2)"}
     assert (loaded["LEVEL"], loaded["describe"]()) == (level, described[level])
-
-
-@torch.no_grad()
-def test_bfloat16_layers_use_the_kernel_only_where_asked() -> None:
-    model: Any = nn.Sequential(nn.Linear(SIZE, SIZE)).bfloat16().eval()
-    assert len(FastProducts(model)) == 0
-    products, x = FastProducts(model, has_half=True), torch.randn(4, SIZE).bfloat16()
-    assert len(products) == 1
-    with products.in_place():
-        in_block = model(x)
-        alone = torch.cat([model(row[None]) for row in x])
-    assert torch.equal(in_block, alone)
-    torch.testing.assert_close(in_block, model(x), rtol=2**-6, atol=2**-6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("copied", ["deepcopy", "saved"])
-def test_a_copy_made_during_a_call_computes_as_if_made_outside_it(copied: str) -> None:
-    model: Any = nn.Sequential(nn.Linear(SIZE, SIZE)).eval()
-    x = torch.randn(2, SIZE)
-    with FastProducts(model).in_place():
-        if copied == "deepcopy":
-            twin = copy.deepcopy(model)
-        else:
-            torch.save(model, file := io.BytesIO())
-            assert b"uag" not in file.getvalue()
-            file.seek(0)
-            twin = torch.load(file, weights_only=False)
-        assert torch.equal(twin(x), nn.functional.linear(x, twin[0].weight, twin[0].bias))
-        assert twin[0].forward.__self__ is twin[0]
-    assert torch.equal(twin(x), model(x))
-    assert len(FastProducts(twin)) == 1
-    with FastProducts(twin).in_place():
-        assert torch.equal(twin(x), forms.pick_form(2)(x, twin[0].weight, twin[0].bias))  # type: ignore[misc]
