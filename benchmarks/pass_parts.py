@@ -18,11 +18,10 @@ import common
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from uag.hf.cache.caches import CACHE
 from uag.loading import load_model
-from uag.products import FastProducts, kernel
+from uag.products import OwnKernels, kernel
 
 WIDTHS = (1, 2, 4, 6, 8)
 REST = "Python and small operations"
@@ -51,11 +50,11 @@ def time_parts(model: Any) -> None:
     size = "{1} x {0}".format
     kernel.linear = timed(kernel.linear, lambda *args: f"linear {size(*args[1].t().shape)}")
     torch.nn.Linear.forward = timed(torch.nn.Linear.forward, lambda layer, _: f"linear {size(*layer.weight.t().shape)}")
-    attention = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
-    ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation] = timed(attention, lambda *_: "attention")
+    kernel.attention = timed(kernel.attention, lambda *_: "attention")
+    kernel.gate = timed(kernel.gate, lambda *_: "activation")
     DynamicLayer.update = timed(DynamicLayer.update, lambda *_: "cache")
     for kind in {type(module) for module in model.modules()}:
-        for word, part in (("RMSNorm", "norms"), ("MLP", "activation and gate"), ("RotaryEmbedding", "rotary")):
+        for word, part in (("RMSNorm", "norms"), ("MLP", "gate"), ("RotaryEmbedding", "rotary")):
             if word in kind.__name__:
                 kind.forward = timed(kind.forward, lambda *_, part=part: part)
 
@@ -75,7 +74,7 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     """Yield each part's medians."""
     model = load_model(arguments.model, dtype=arguments.dtype, device="cpu")
-    products = FastProducts(model, has_half=True)
+    kernels = OwnKernels(model)
     time_parts(model)
     for context in arguments.context:
         ids = torch.arange(100, 100 + context + max(WIDTHS))[None]
@@ -85,7 +84,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         for trial in range(arguments.trials + 1):
             for width in WIDTHS:
                 spent.clear()
-                with products.in_place():
+                with kernels.in_place(), kernels.running():
                     start = time.perf_counter()
                     model(ids[:, :width], **{CACHE: cache})
                     taken = time.perf_counter() - start

@@ -1,9 +1,9 @@
-"""Time a model's passes over 1 to 8 tokens, with uag's kernel and with the forms that serve without it.
+"""Time a model's passes over 1 to 8 tokens, with uag's kernels and with PyTorch's operations.
 
     python benchmarks/pass_widths.py MODEL [--dtype float32] [--context 64] [--trials 13]
 
 Arms are interleaved; each pass follows `context` tokens in a dynamic cache. Columns: medians in ms, and each median
-relative to the arm's one-token pass. In half precision, the arm without the kernel is PyTorch's own product.
+relative to the arm's one-token pass.
 `ATEN_CPU_CAPABILITY=avx2` before the command measures AVX2.
 """
 
@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 from uag.hf.cache.caches import CACHE
 from uag.loading import load_model
-from uag.products import FastProducts, kernel
+from uag.products import OwnKernels
 
 WIDTHS = (1, 2, 4, 6, 8)
 COLUMNS = {"arm": "{arm}", **{str(width): f"{{ms[{width}]:.0f}} ({{ratio[{width}]:.2f}})" for width in WIDTHS}}
@@ -38,23 +38,23 @@ def main() -> None:
 @torch.inference_mode()
 def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[common.Row]:
     """Yield each arm's medians."""
-    model, bits = load_model(name, dtype=dtype, device="cpu"), kernel.LEVEL
+    model = load_model(name, dtype=dtype, device="cpu")
+    arms = {"kernels": OwnKernels(model), "PyTorch": OwnKernels()}
     ids = torch.arange(100, 100 + max(arguments.context, max(WIDTHS)))[None]
     cache = DynamicCache(config=model.config)
     model(ids[:, : arguments.context], **{CACHE: cache})
     seconds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for trial in range(arguments.trials + 1):
         for width in WIDTHS:
-            for arm, kernel.LEVEL in (("kernel", bits), ("forms", "")):
-                with FastProducts(model, has_half=True).in_place():
+            for arm, kernels in arms.items():
+                with kernels.in_place(), kernels.running():
                     start = time.perf_counter()
                     model(ids[:, :width], **{CACHE: cache})
                     taken = time.perf_counter() - start
                 cache.crop(-width)
                 if trial:  # the first warms up
                     seconds[arm, width].append(taken)
-    kernel.LEVEL = bits
-    for arm in ("kernel", "forms"):
+    for arm in arms:
         ms = {width: 1e3 * median(seconds[arm, width]) for width in WIDTHS}
         ratio = {width: value / ms[1] for width, value in ms.items()}
         yield {"arm": arm, "dtype": dtype, "ms": ms, "ratio": ratio}

@@ -166,7 +166,8 @@ def _experts(function: Callable[..., Any], layer: Any, *inputs: torch.Tensor) ->
 
 def _own_experts(layer: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor | None:
     """Run the chosen experts of each token, and add their outputs in the order of their numbers."""
-    if layer._is_expert_parallel or layer.has_post_expert_norm or not is_usual(x):
+    # Transformers before 5.20 has neither attribute.
+    if getattr(layer, "_is_expert_parallel", False) or getattr(layer, "has_post_expert_norm", False) or not is_usual(x):
         return None
     is_plain = layer.has_gate and layer.is_concatenated and not (layer.has_bias or layer.is_transposed)
     if is_plain and type(layer)._apply_gate is moe._default_apply_gate and _is_silu(layer.act_fn):

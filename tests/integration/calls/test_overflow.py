@@ -50,8 +50,8 @@ class OverflowingDrafter(SharedDrafter):
 
 def check(model: Any, num_rows: int, options: dict[str, Any]) -> None:
     """Compare a call with plain decoding."""
-    inputs = left_padded(PROMPTS[:num_rows]) | {"num_beams": 1}
-    width = 1 if model.config.is_encoder_decoder else len(PROMPTS[-1][:0]) or int(inputs["input_ids"].shape[1])
+    inputs: dict[str, Any] = left_padded(PROMPTS[:num_rows]) | {"num_beams": 1}
+    width = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     known = ids_of(seeded(3, model.generate, **inputs, **options))[:, width:].tolist()
     assert not any(BAD in row for row in known)
     drafter = OverflowingDrafter(known, head_size(model))
