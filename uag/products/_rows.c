@@ -59,7 +59,7 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #define DOT(c, a, b) ((vf)_mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b)))
 #define FROM_HALF(v) _mm512_cvtph_ps((__m256i)(v))
 #define TO_HALF(v) _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)
-#define KEEP(v) __asm__("" : "+v"(v))
+#define KEEP(v, type, R, J) if ((J) > 1) __asm__("" : "+v"(v))
 #endif
 #define ISA(name) name##_avx512
 #define BYTES 64
@@ -74,12 +74,12 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #define DOT FMA
 #define FROM_HALF(v) _mm256_cvtph_ps((__m128i)(v))
 #define TO_HALF(v) _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)
-#define KEEP(v)
+#define KEEP(v, type, R, J) if ((J) > 1 && ((type) == F32 || (R) * (J) < 12)) __asm__("" : "+x"(v))
 #define ISA(name) name##_avx2
 #define BYTES 32
 #define MORE_CASES
 #define MOST_ROWS 6
-#define AT_ONCE(R) ((R) == 1 ? 8 : (R) == 2 ? 4 : (R) == 3 ? 3 : 2)
+#define AT_ONCE(R) ((R) == 1 ? 8 : (R) == 2 ? 4 : (R) <= 4 ? 3 : 2)
 #include "_rows_tile.h"
 
 static const Kernel *const kernels[] = {0, &kernel_avx2, &kernel_avx512, &kernel_avx512};
@@ -98,7 +98,7 @@ int rows_level(void) {
 #define DOT(c, a, b) FMA(a, b, c)
 #define FROM_HALF(v) vcvt_f32_f16((float16x4_t)(v))
 #define TO_HALF(v) vcvt_f16_f32((float32x4_t)(v))
-#define KEEP(v)
+#define KEEP(v, type, R, J)
 #define ISA(name) name##_neon
 #define BYTES 16
 #define MORE_CASES

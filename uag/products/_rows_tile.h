@@ -77,7 +77,7 @@ INLINE void ISA(step)(vf acc[8][8], const float *x, int64_t x_stride, const char
         }
         UNROLLED for (int r = 0; r < R; r++) {
             vf of_x = ISA(floats)(x + r * x_stride);
-            if (J > 1) { KEEP(of_x); }
+            KEEP(of_x, type, R, J);
             UNROLLED for (int j = 0; j < J; j++) acc[j][r] = type == PAIRS ? DOT(acc[j][r], of_x, of_w[j]) : FMA(of_x, of_w[j], acc[j][r]);
         }
     }
@@ -146,20 +146,28 @@ INLINE void ISA(mix_of)(const float *x, int64_t x_stride, const char *w, int64_t
     }
 }
 
-/* dots: y = packed x @ w.T, where w is [num_out, num_in]. mix: y += x @ w, where w is [num_in, num_out]. y is float32. */
-#define FOR_ROWS(name, ...)                                                                                                   \
-    TARGET static void ISA(name)(const float *x, int64_t x_stride, int64_t num_rows, const void *w, int64_t w_stride, float *y, \
-                                 int64_t y_stride, int64_t num_out, int64_t num_in, int type) {                               \
-        for (int64_t rows; num_rows > 0; num_rows -= rows, x += rows * x_stride, y += rows * y_stride) {                      \
-            rows = num_rows <= MOST_ROWS ? num_rows : MOST_ROWS == 8 ? 8 : 4;                                                 \
-            switch (type * 8 + rows) { __VA_ARGS__ }                                                                          \
-        }                                                                                                                     \
+/* dots: y = packed x @ w.T, where w is [num_out, num_in]. mix: y += x @ w, where w is [num_in, num_out]. y is float32. Rows that
+   do not fit in one tile take the same few weights in turns, before these leave the cache. */
+#define FOR_ROWS(name, step, w_of_step, ...)                                                                                    \
+    TARGET static void ISA(name)(const float *all_x, int64_t x_stride, int64_t num_rows, const void *all_w, int64_t w_stride,    \
+                                 float *all_y, int64_t y_stride, int64_t all_out, int64_t num_in, int type) {                  \
+        int64_t at_once = num_rows <= MOST_ROWS ? all_out : step;                                                              \
+        for (int64_t o = 0; o < all_out; o += at_once) {                                                                       \
+            int64_t num_out = at_most(all_out - o, at_once);                                                                   \
+            const char *w = (const char *)all_w + o * (w_of_step);                                                             \
+            for (int64_t r = 0, rows; r < num_rows; r += rows) {                                                               \
+                const float *x = all_x + r * x_stride;                                                                         \
+                float *y = all_y + r * y_stride + o;                                                                           \
+                rows = num_rows - r <= MOST_ROWS ? num_rows - r : MOST_ROWS == 8 ? 8 : 4;                                      \
+                switch (type * 8 + rows) { __VA_ARGS__ }                                                                       \
+            }                                                                                                                  \
+        }                                                                                                                      \
     }
 #define CASE(name, T, R) case T * 8 + R: ISA(name)(x, x_stride, w, w_stride, y, y_stride, num_out, num_in, T, R); break;
 #define CASES(name, T) CASE(name, T, 1) CASE(name, T, 2) CASE(name, T, 3) CASE(name, T, 4) CASE(name, T, 5) CASE(name, T, 6) \
     CASE(name, T, 7) CASE(name, T, 8)
-FOR_ROWS(dots, CASES(dots_of, F32) CASES(dots_of, BF16) CASES(dots_of, F16) MORE_CASES)
-FOR_ROWS(mix, CASES(mix_of, F32) CASES(mix_of, BF16) CASES(mix_of, F16))
+FOR_ROWS(dots, 12, w_stride, CASES(dots_of, F32) CASES(dots_of, BF16) CASES(dots_of, F16) MORE_CASES)
+FOR_ROWS(mix, all_out, SIZE(type), CASES(mix_of, F32) CASES(mix_of, BF16) CASES(mix_of, F16))
 
 /* out = scale * y + bias, rounded once. y has whole vectors. */
 TARGET static void ISA(finish)(const float *y, float scale, const char *bias, char *out, int64_t n, int type) {
