@@ -63,6 +63,7 @@ class Verdict:
         num_runs: number of compared calls.
         acceptance: share of accepted candidates, by share of correct ones.
         as_draft: "drafts", or why it does not.
+        independence: "yes" if the draft changes no bit of its logits in float32, bfloat16 and float16, or why it may.
     """
 
     class_name: str
@@ -71,6 +72,7 @@ class Verdict:
     num_runs: int = 0
     acceptance: tuple[float, ...] = ()
     as_draft: str = ""
+    independence: str = ""
 
 
 CALLS = ((1, False), (3, True), (1, True), (3, False))
@@ -112,8 +114,38 @@ def examine(class_name: str, num_calls: int = len(CALLS)) -> Verdict:
             accepted[place] += assistant.stats.num_accepted_tokens
             reasons.update(assistant.stats.fallbacks)
     kind = "equal" if any(offered) else "plain"
+    independence = "" if kind == "plain" else independence_of(class_name, model)
+    if independence.startswith("differs"):
+        return Verdict(class_name, "different", independence)
     shares = tuple(a / b if b else 0.0 for a, b in zip(accepted, offered, strict=True))
-    return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(class_name, model))
+    return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(class_name, model), independence)
+
+
+def independence_of(class_name: str, model: Any) -> str:
+    """Compare logits with and without candidates, alone and in a batch, in every dtype; see `Verdict`."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        converted = copy.deepcopy(model).to(dtype)
+        for num_rows in (1, 3):
+            given: dict[str, Any] = options_for(class_name, num_rows, False)
+            given |= {"return_dict_in_generate": True, "output_logits": True}
+            for name, value in given.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    given[name] = value.to(dtype)
+            try:
+                reference = uag.Assistant(None)
+                expected = reference.generate(copied(converted), **given)
+                written = expected.sequences[:, -len(expected.logits) :].tolist()
+                drafter = SharedDrafter(written, expected.logits[0].shape[-1], SHARES[0])
+                assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+                found = assistant.generate(copied(converted), **given)
+            except Exception as error:  # noqa: BLE001 - some classes run in float32 only
+                return f"not run in {dtype}: {_line(error)}"
+            for stats in (reference.stats, assistant.stats):
+                if not stats.is_draft_independent:
+                    return stats.draft_dependence
+            if not all(map(torch.equal, found.logits, expected.logits)):
+                return f"differs in {dtype}, {num_rows} rows"
+    return "yes"
 
 
 def options_for(class_name: str, num_rows: int, do_sample: bool, num_new: int = NEW) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.support.walk import Verdict, examine
 def line_of(verdict: Verdict, model_type: str) -> str:
     """Return one line of the table."""
     why = f": {verdict.reason}" if verdict.reason else ""
-    cells = (verdict.class_name, model_type, f"**{verdict.kind}**{why}", verdict.as_draft)
+    cells = (verdict.class_name, model_type, f"**{verdict.kind}**{why}", verdict.independence, verdict.as_draft)
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "/").replace("_", "\\_") for cell in cells) + " |"
 
 
@@ -45,7 +45,9 @@ def main() -> None:
         sys.stderr.write(f"{verdicts[-1].kind:10} {name}\n")
     counts = Counter(verdict.kind for verdict in verdicts).most_common()
     drafts = sum(verdict.as_draft == "drafts" for verdict in verdicts)
-    summary = f"{len(verdicts)} classes: " + ", ".join(f"{n} {kind}" for kind, n in counts) + f"; {drafts} draft."
+    independent = sum(verdict.independence == "yes" for verdict in verdicts)
+    summary = f"{len(verdicts)} classes: " + ", ".join(f"{n} {kind}" for kind, n in counts)
+    summary += f"; {independent} draft-independent; {drafts} draft."
     update(page, summary, (line_of(verdict, types[verdict.class_name]) for verdict in verdicts))
 
 

@@ -3,8 +3,8 @@
 It runs a few passes over synthetic ids through `Target`, as a call does, each one token later than the one before it.
 So the same tokens are computed at several places of blocks of several widths. With uag's kernels, their logits should
 be equal bit for bit. Then the number of candidates does not matter, and the draft cannot change the output in any
-dtype. Because bits can be equal by luck in bfloat16, the trial also looks for products of PyTorch, which round by the
-number of tokens.
+dtype. Because bits can be equal by luck, above all in bfloat16, the trial also looks for operations of PyTorch that
+round by the number of tokens.
 
 The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
 refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
@@ -149,21 +149,22 @@ def _dependence(call: Call, kernels: OwnKernels) -> str:
 
 
 def _rounding_operations(call: Call, kernels: OwnKernels) -> set[str]:
-    """Return the products that PyTorch computes for a block, but not for a single token."""
+    """Return what PyTorch computes for a block, but not for a single token, and may round otherwise."""
     by_pass: list[set[Any]] = []
     _logits(call, kernels, watch=by_pass)
     return {name for name, _ in by_pass[0] - by_pass[-1]}
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the products that PyTorch computes in this thread, with the shapes of what they multiply.
+    """Notes what PyTorch computes in this thread that may round by shape, with the shapes.
 
-    A product over one input only, such as that of rotary positions, has nothing to sum.
+    These are products, except over one input, such as that of rotary positions, which have nothing to sum; and
+    functions of single values whose last ones, of each thread's share, PyTorch computes by other code.
     """
 
     supports_higher_order_operators = True  # flex attention
     is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
-    _NAMES = ("mm", "conv", "attention", "mv", "dot", "linear")
+    _NAMES = "mm", "conv", "attention", "mv", "dot", "linear", "sigmoid", "silu", "gelu", "softplus"
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
