@@ -230,10 +230,11 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
     """Tokenize one prompt; a conversation, and with `is_chat` any text as a user turn, goes through the chat template.
 
     Raises:
-        OptionError: the tokenizer has no chat template, or the template rejects the messages.
+        OptionError: the tokenizer has no chat template, the template rejects the messages, or a text has lone
+            surrogates.
     """
     if isinstance(prompt, str) and not is_chat:
-        return list(tokenizer(prompt)["input_ids"])
+        return list(tokenizer(_valid(prompt))["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -244,7 +245,16 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
                 "for conversations."
             ) from error
         raise OptionError(f"The target's chat template rejects these messages: {error}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(_valid(text), add_special_tokens=False)["input_ids"])
+
+
+def _valid(text: str) -> str:
+    """Return a text; raise an OptionError if it has lone surrogates, such as those of undecodable arguments."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"The prompt is not a text that UTF-8 can encode: {error}.") from error
+    return text
 
 
 def _device(name: str | None) -> torch.device:
