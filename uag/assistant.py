@@ -193,12 +193,7 @@ class Assistant:
         door.drop_own(kwargs, own)
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
-        # Before transformers prepares the call, which `refuse_prepared` checks.
-        if mode := door.other_mode(target, kwargs.get("generation_config"), kwargs):
-            raise door.refusal(mode)
-        door.refuse_empty(target, inputs, kwargs)
-        door.add_stop_strings(target, kwargs, tokenizer)
-        door.mark_cache(kwargs)
+        door.prepare(target, inputs, kwargs, tokenizer)
         generate = door.original_generate(type(model))
         # Positional, because some classes name their first parameter differently (Whisper).
         positional = () if inputs is None else (inputs,)
