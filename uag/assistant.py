@@ -194,7 +194,6 @@ class Assistant:
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
         door.prepare(target, inputs, kwargs, tokenizer)
-        generate = door.original_generate(type(model))
         # Positional, because some classes name their first parameter differently (Whisper).
         positional = () if inputs is None else (inputs,)
         # transformers does not pass these to a custom_generate callable.
@@ -205,7 +204,7 @@ class Assistant:
         def decode(model: Any, input_ids: Any, inputs_tensor: Any = None, **prepared: Any) -> Any:
             return self(model, input_ids, inputs_tensor=inputs_tensor, **options, **prepared)
 
-        return generate(model, *positional, custom_generate=decode, **kwargs)
+        return door.original_generate(type(model))(model, *positional, custom_generate=decode, **kwargs)
 
     def __call__(
         self,

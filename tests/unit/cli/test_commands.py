@@ -102,14 +102,14 @@ def test_standard_input_that_is_not_utf_8(run: Run, monkeypatch: pytest.MonkeyPa
 def test_json_in_other_encodings(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     prompt = "caf\u00e9 \U0001f680 \u4f60"
     monkeypatch.setattr(bench, "complete", lambda *_, **__: Completion(prompt, (1,), (prompt,), ("target",), STATS))
-    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
-    monkeypatch.setattr("sys.stdout", out)
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
     with pytest.raises(SystemExit) as caught:
         cli.main(["generate", "-p", prompt, "--json"])
     assert caught.value.code == 0
-    written = out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
-    assert json.loads(written)["text"] == prompt
-    assert (prompt in written) is (encoding == "utf-8")
+    out = written.getvalue().decode(encoding)
+    assert json.loads(out)["text"] == prompt
+    assert (prompt in out) is (encoding == "utf-8")
 
 
 @pytest.mark.usefixtures("loaded")
@@ -119,12 +119,12 @@ def test_streamed_text_in_another_encoding(monkeypatch: pytest.MonkeyPatch) -> N
         return Completion("x", (1,), ("x",), ("target",), STATS)
 
     monkeypatch.setattr(bench, "complete", complete)
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
-    monkeypatch.setattr("sys.stdout", out)
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
     with pytest.raises(SystemExit) as caught:
         cli.main(["generate", "-p", "x"])
     assert caught.value.code == 0
-    assert out.buffer.getvalue() == b"caf\\xe9 \\u4f60\n"  # type: ignore[attr-defined]
+    assert written.getvalue() == b"caf\\xe9 \\u4f60\n"
 
 
 def test_serve_names_the_extra_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
