@@ -193,13 +193,7 @@ class Assistant:
         door.drop_own(kwargs, own)
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
-        # Before transformers prepares the call, which `refuse_prepared` checks.
-        if mode := door.other_mode(target, kwargs.get("generation_config"), kwargs):
-            raise door.refusal(mode)
-        door.refuse_empty(target, inputs, kwargs)
-        door.add_stop_strings(target, kwargs, tokenizer)
-        door.mark_cache(kwargs)
-        generate = door.original_generate(type(model))
+        door.prepare(target, inputs, kwargs, tokenizer)
         # Positional, because some classes name their first parameter differently (Whisper).
         positional = () if inputs is None else (inputs,)
         # transformers does not pass these to a custom_generate callable.
@@ -210,7 +204,7 @@ class Assistant:
         def decode(model: Any, input_ids: Any, inputs_tensor: Any = None, **prepared: Any) -> Any:
             return self(model, input_ids, inputs_tensor=inputs_tensor, **options, **prepared)
 
-        return generate(model, *positional, custom_generate=decode, **kwargs)
+        return door.original_generate(type(model))(model, *positional, custom_generate=decode, **kwargs)
 
     def __call__(
         self,

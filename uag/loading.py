@@ -28,6 +28,7 @@ Content = str | list[dict[str, Any]]
 """A prompt: a text, or the messages of a conversation."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+Dtype = str | torch.dtype | None
 
 _MAX_DRAFTS = 4
 """Maximum number of drafts kept by name. Increase to alternate between more drafts; decrease to save memory."""
@@ -57,14 +58,14 @@ class Pair:
 
 
 def load_pair(
-    target: str | None = None, draft: str | None = None, *, dtype: str | None = None, device: str | None = None
+    target: str | None = None, draft: str | None = None, *, dtype: Dtype = None, device: str | None = None
 ) -> Pair:
     """Load a target and a draft with their tokenizers, ready to generate.
 
     Args:
         target: hub name or folder; None for the target of the bundled demo pair.
         draft: hub name, folder or GGUF file; None for the draft of the bundled demo pair.
-        dtype: one of `DTYPES`; None for float32 on a CPU and the checkpoint's own type elsewhere.
+        dtype: one of `DTYPES`, or a `torch.dtype`; None for float32 on a CPU and the checkpoint's own type elsewhere.
         device: a device for `torch.device`; None for a GPU if there is one, else the CPU.
 
     Raises:
@@ -89,7 +90,7 @@ def load_pair(
     )
 
 
-def load_draft(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
+def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> Any:
     """Load a draft: a GGUF file as a `GgufDraft`, on the GPU if there is one; any other as `load_model` does."""
     if is_gguf_name(name):
         return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
@@ -150,10 +151,9 @@ forget_drafts = _kept.cache_clear
 """Let go of the drafts that `open_draft(..., is_kept=True)` loaded."""
 
 
-def load_model(name: str, *, dtype: str | None = None, device: str | None = None, role: str = "model") -> Any:
+def load_model(name: str, *, dtype: Dtype = None, device: str | None = None, role: str = "model") -> Any:
     """Load a model, ready to generate; see `load_pair`. Errors name it as `role`."""
-    check_dtype(dtype)
-    torch_device = _device(device)
+    dtype, torch_device = check_dtype(dtype), _device(device)
     dtype = dtype or ("float32" if torch_device.type == "cpu" else "auto")
     if is_gguf_name(name):
         raise OptionError(
@@ -196,10 +196,12 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def check_dtype(dtype: str | None) -> None:
-    """Raise an OptionError if `dtype` is neither None nor one of `DTYPES`."""
-    if dtype not in (None, *DTYPES):
+def check_dtype(dtype: Dtype) -> str | None:
+    """Return the name of a dtype; raise an OptionError if it is neither None nor one of `DTYPES`."""
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    if name not in (None, *DTYPES):
         raise OptionError(f"dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
+    return name
 
 
 def demo_folder(half: str) -> str:
@@ -230,10 +232,11 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
     """Tokenize one prompt; a conversation, and with `is_chat` any text as a user turn, goes through the chat template.
 
     Raises:
-        OptionError: the tokenizer has no chat template, or the template rejects the messages.
+        OptionError: the tokenizer has no chat template, the template rejects the messages, or a text has lone
+            surrogates.
     """
     if isinstance(prompt, str) and not is_chat:
-        return list(tokenizer(prompt)["input_ids"])
+        return list(tokenizer(_valid(prompt))["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -244,7 +247,16 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
                 "for conversations."
             ) from error
         raise OptionError(f"The target's chat template rejects these messages: {error}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(_valid(text), add_special_tokens=False)["input_ids"])
+
+
+def _valid(text: str) -> str:
+    """Return a text; raise an OptionError if it has lone surrogates, such as those of undecodable arguments."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"The prompt is not a text that UTF-8 can encode: {error}.") from error
+    return text
 
 
 def _device(name: str | None) -> torch.device:

@@ -30,10 +30,11 @@ def detached() -> Iterator[None]:
 @pytest.fixture
 def few_compilations() -> Iterator[None]:
     """Compile each function for only two shapes, because tracing takes most of a test's time."""
-    before = torch._dynamo.config.recompile_limit
-    torch._dynamo.config.recompile_limit = 2
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    before = getattr(torch._dynamo.config, limit)
+    setattr(torch._dynamo.config, limit, 2)
     yield
-    torch._dynamo.config.recompile_limit = before
+    setattr(torch._dynamo.config, limit, before)
     torch._dynamo.reset()
 
 

@@ -9,6 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from uag.errors import OptionError
+from uag.loading import load_pair
+
 DEMO = Path(str(resources.files("uag"))) / "demo"
 
 
@@ -56,3 +59,11 @@ def test_prompts_are_many_and_of_the_promised_lengths() -> None:
 def test_model_card_names_every_held_out_module() -> None:
     card = (DEMO / "README.md").read_text()
     assert not [module for module in {prompt["module"] for prompt in prompts()} if f"`{module}`" not in card]
+
+
+def test_dtypes_may_be_names_or_pytorchs() -> None:
+    """As in `from_pretrained`."""
+    pair = load_pair(dtype=torch.bfloat16)
+    assert pair.target.dtype == pair.draft.dtype == load_pair(dtype="bfloat16").target.dtype == torch.bfloat16
+    with pytest.raises(OptionError, match=r"dtype is torch\.int8, it must be one of auto, float32"):
+        load_pair(dtype=torch.int8)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,14 +49,19 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
         named = enumerate(source, start=1)
         return [Prompt(str(n), p) if isinstance(p, str) else Prompt(str(n), messages=tuple(p)) for n, p in named]
     path = Path(source)
+    if path.suffix == ".json":
+        raise OptionError(
+            f"{str(path)!r} is JSON: write JSON lines (.jsonl), one object with 'prompt' or 'messages' each"
+        )
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as file:
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             lines = [line.rstrip("\n") for line in file]
     except UnicodeDecodeError as error:
         raise OptionError(f"{str(path)!r} is not a text file in UTF-8: {error}") from error
-    except OSError as error:
-        raise LoadingError(f"The prompts {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LoadingError(f"The prompts {str(path)!r} cannot be read: {reason}.") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if ".jsonl" in path.suffixes:
         prompts = [_from_json(line, number, f"{path}, line {number}") for number, line in numbered]
@@ -86,7 +92,7 @@ def spread(prompts: list[Prompt], num_prompts: int) -> list[Prompt]:
 def _from_json(line: str, number: int, where: str) -> Prompt:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{where} is not JSON: {error}") from error
     text, messages, prompt_id = "", (), str(number)
     match entry:

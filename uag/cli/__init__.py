@@ -4,6 +4,7 @@ The libraries behind a command are imported when it runs. An expected error is o
 2.
 """
 
+import io
 import sys
 from typing import Annotated
 
@@ -28,6 +29,9 @@ for command in (measuring.demo, generate.generate, measuring.doctor, measuring.b
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line on `arguments` (None: those of the process) and exit."""
+    for stream in (sys.stdout, sys.stderr):  # characters that the terminal lacks are escaped
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(arguments)
     except (UagError, OSError, ImportError) as error:

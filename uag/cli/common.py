@@ -1,9 +1,12 @@
 """Shared by all commands: consoles, common options, messages and JSON."""
 
+import math
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from uag.errors import OptionError
 
 console, error_console = Console(), Console(stderr=True, style="dim", highlight=False, markup=False, soft_wrap=True)
 report = error_console.print
@@ -15,6 +18,18 @@ def _silence_messages(is_json: bool) -> bool:
     return is_json
 
 
+def _checked_temperature(value: float) -> float:
+    if value and not 1e-6 <= value < math.inf:  # scores divided by less are infinite
+        raise OptionError(f"--temperature is {value!r}, it must be 0 (greedy) or a number of at least 1e-6.")
+    return value
+
+
+def _checked_seed(value: int) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise OptionError(f"--seed is {value}, it must be from -2**63 to 2**63 - 1.")
+    return value
+
+
 _DTYPE = "auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."
 _DRAFT_INDEPENDENT = "Refuse calls whose output could depend on the draft, even in rounding."
 _COMPILE_DRAFT = "Compile the draft's passes: several times faster on a GPU, after half a minute or more of compiling."
@@ -24,10 +39,10 @@ TargetArgument = Annotated[str | None, typer.Argument(help=_TARGET)]
 Draft = Annotated[str | None, typer.Option("--draft", help="Hub name, folder or GGUF file; default: the demo's.")]
 Dtype = Annotated[str | None, typer.Option(help=_DTYPE)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda if there is one.")]
-Seed = Annotated[int, typer.Option(help="Seed of the sampling.")]
+Seed = Annotated[int, typer.Option(callback=_checked_seed, help="Seed of the sampling.")]
 NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
+Temperature = Annotated[float, typer.Option(callback=_checked_temperature, help="0 is greedy.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
 DraftIndependent = Annotated[bool, typer.Option("--draft-independent", help=_DRAFT_INDEPENDENT)]
 CompileDraft = Annotated[bool, typer.Option("--compile-draft", help=_COMPILE_DRAFT)]
@@ -37,6 +52,16 @@ AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help
 def show(value: Any, **options: Any) -> None:
     """Print a line, a text or a table to standard output."""
     console.print(value, highlight=False, markup=False, soft_wrap=True, **options)
+
+
+def is_ascii() -> bool:
+    """Whether JSON must be ASCII, because standard output has another encoding than UTF-8."""
+    return not console.encoding.startswith("utf")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    console.print_json(data=value, ensure_ascii=is_ascii())
 
 
 def begin(target: str | None, *drafts: str | None) -> None:

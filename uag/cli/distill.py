@@ -66,7 +66,7 @@ def distill(
         device=device,
     )
     if as_json:
-        common.console.print_json(data=result.to_dict())
+        common.print_json(result.to_dict())
         return
     common.show(f"trained on {result.num_texts} texts; the draft is in {result.folder}")
     common.show(result.verdict, style="green" if result.is_better else "yellow")

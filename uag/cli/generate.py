@@ -36,10 +36,14 @@ def generate(
     if prompt is None and not sys.stdin.isatty():
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
     try:
-        expected = None if prediction is None else prediction.read_text(encoding="utf-8")
+        expected = None if prediction is None else prediction.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LoadingError(f"The prediction {str(prediction)!r} cannot be read: {reason}.") from error
+    try:
+        text = sys.stdin.read().removeprefix("\ufeff") if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise OptionError(f"Standard input is not a text in {sys.stdin.encoding}: {error}.") from error
     common.begin(target, draft)
     from uag import bench
     from uag.assistant import Assistant
@@ -49,12 +53,11 @@ def generate(
     models = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
     assistant = Assistant(*models, draft_independent=draft_independent, compile_draft=compile_draft)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    if prompt is None:
+    if text is None:
         return _chat(pair, assistant, **options)
-    text = sys.stdin.read() if prompt == "-" else prompt
     result = bench.complete(pair, assistant, text, **options, is_chat=is_chat, prediction=expected, streams=not as_json)
     if as_json:
-        common.console.print_json(data=result.to_dict())
+        common.print_json(result.to_dict())
     common.report(str(result.stats))  # silenced by --json
     return None
 

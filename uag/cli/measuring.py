@@ -40,7 +40,7 @@ def demo(
     common.report(f"measuring {', '.join(DEMO_ARM_NAMES)}")
     result = run_demo(pair, options, num_prompts=num_prompts)
     if as_json:
-        common.console.print_json(data=result.to_dict(pair))
+        common.print_json(result.to_dict(pair))
     else:
         common.show(colored(result.showcase).append("\n"))
         title = f"{max_new_tokens} new tokens, greedy, arms interleaved"
@@ -83,7 +83,7 @@ def doctor(
     chosen = _choose(prompts, num_prompts)
     ranking = library.rank(target, drafts, chosen, options, dtype=dtype, device=device)
     if as_json:
-        common.console.print_json(data=ranking.to_dict() | {"products": kernel.describe()})
+        common.print_json(ranking.to_dict() | {"products": kernel.describe()})
         return
     common.show(ranking.verdict, style="bold")
     without_draft = [ranking.without_draft] if ranking.without_draft is not None else []
@@ -142,7 +142,7 @@ def bench(
     for record in library.measure(pair, chosen, options):
         records.append(record)
         if as_json:
-            typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
+            typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=common.is_ascii()))
     if not as_json:
         title = "draft-independent: uag is compared with uag-no-draft" if draft_independent else None
         common.console.print(library.summary_table(library.summarize(records), title))

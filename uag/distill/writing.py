@@ -65,6 +65,8 @@ class Writing:
             raise OptionError(f"temperatures must be one or more numbers of at least 0, not {self.temperatures!r}")
         if min(self.max_new_tokens, self.batch_size) < 1:
             raise OptionError("max_new_tokens and batch_size must be at least 1")
+        if not 0 <= self.seed < 1 << 32:
+            raise OptionError(f"the seed is {self.seed}, it must be from 0 to 2**32 - 1")
 
 
 def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:

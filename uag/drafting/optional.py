@@ -1,5 +1,6 @@
 """Adds a call's free sources to its drafter: its predictions, the assistant's memory, and prompt lookup."""
 
+import copy
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
@@ -35,8 +36,9 @@ class OptionalSources:
         self._adapter: TokenizerAdapter | None = None  # kept, so that the next call need not build it again
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling. A copy may run at the same time: it has its own prompt lookup."""
-        return vars(self) | {"_adapter": None, "_lookup": None if self._lookup is None else PromptLookup()}
+        """Return the state for copying and pickling. A copy may run at the same time: it learns and looks up alone."""
+        rates = {name: copy.copy(getattr(self, name)) for name in ("_prediction_rates", "_memory_rates")}
+        return vars(self) | rates | {"_adapter": None, "_lookup": None if self._lookup is None else PromptLookup()}
 
     def drafter(
         self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any

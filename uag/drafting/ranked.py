@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.proposal import Proposal, num_equal
@@ -28,6 +28,10 @@ class AcceptanceRates:
         # Accepted and checked candidates; older ones count less. Has all keys from the start, so that an assistant can
         # be pickled while another thread learns.
         self._counts = dict.fromkeys(self._priors, (0.0, 0.0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copying and pickling; a copy learns separately."""
+        return vars(self) | {"_counts": self._counts.copy()}
 
     def __getitem__(self, evidence: Evidence) -> float:
         """Return the predicted acceptance rate of candidates with this evidence."""

@@ -1,4 +1,4 @@
-"""What PyTorch offers for each kind of device: its default generator, waiting for it, and which one to use."""
+"""Device helpers: default generator, synchronization, choice of accelerator."""
 
 from typing import Any
 
@@ -45,9 +45,7 @@ def empty_cache() -> None:
 
 def accelerator() -> torch.device | None:
     """Return the kind of accelerator that this machine has, or None."""
-    if hasattr(torch, "accelerator"):  # since PyTorch 2.6
-        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cuda") if torch.cuda.is_available() else None
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def _module(device: torch.device) -> Any:

@@ -192,7 +192,24 @@ def generating_part(model: Any) -> Any:
     return next((part for part in parts if isinstance(part, GenerationMixin)), None)
 
 
-def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
+def prepare(model: Any, inputs: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
+    """Check and change a call's keywords before transformers prepares it; `refuse_prepared` checks the result.
+
+    Raises:
+        UnsupportedError: the generation mode cannot be assisted.
+        OptionError: the prompt is empty.
+        PairError: there are stop strings, and the target's tokenizer is unknown.
+    """
+    if mode := other_mode(model, kwargs.get("generation_config"), kwargs):
+        raise refusal(mode)
+    _refuse_empty(model, inputs, kwargs)
+    _add_stop_strings(model, kwargs, tokenizer)
+    for name in CACHE_NAMES:
+        if isinstance(kwargs.get(name), transformers.Cache):  # as transformers itself does since 5.23
+            kwargs[name]._is_user_defined = True
+
+
+def _refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
     """Raise an `OptionError` for an empty decoder prompt, for which `generate` raises an obscure torch error."""
     ids = kwargs.get("input_ids") if inputs is None else inputs
     if model.config.is_encoder_decoder or kwargs.get("inputs_embeds") is not None:
@@ -204,19 +221,8 @@ def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
         )
 
 
-def mark_cache(kwargs: dict[str, Any]) -> None:
-    """Mark a cache as user-defined, as transformers itself does since 5.23."""
-    for name in CACHE_NAMES:
-        if isinstance(kwargs.get(name), transformers.Cache):
-            kwargs[name]._is_user_defined = True
-
-
-def add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
-    """Convert stop strings to a criterion: transformers passes no tokenizer to a `custom_generate` callable.
-
-    Raises:
-        PairError: the target's tokenizer is unknown.
-    """
+def _add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
+    """Convert stop strings to a criterion: transformers passes no tokenizer to a `custom_generate` callable."""
     config = kwargs.get("generation_config")
     strings = option(model, config, kwargs, "stop_strings")
     if strings is None:

@@ -1,4 +1,6 @@
-"""The private names of transformers and PyTorch that uag needs, in one place.
+"""The private names of transformers and PyTorch that every call needs, in one place.
+
+Those that only trials and compiled passes need are in `passes`, `foreign_code` and `trials`.
 
 `check()` runs in `uag.install()` and when an assistant is created. It raises if this release lacks a name, instead of
 failing in the middle of a generation, and warns once if the release is newer than the tested ones.

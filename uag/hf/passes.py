@@ -86,7 +86,8 @@ def run(forward: Callable[..., T], inputs: dict[str, Any], *, has_own_graph: boo
                 if isinstance(tensor, torch.Tensor):
                     torch._dynamo.mark_static(tensor)
         config = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+        limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name in 2.6
+        setattr(config, limit, max(getattr(config, limit), _MOST_GRAPHS))
     compilations: list[Any] = []
     handler = torch._dynamo.callback.callback_handler
     note = handler.register_start_callback(lambda *args: compilations.append(args))

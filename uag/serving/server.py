@@ -76,7 +76,7 @@ class Server:
             raise ImportError("uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'")
         from transformers.cli.serve import Serve
 
-        check_dtype(dtype)
+        dtype = check_dtype(dtype)
         device = device or ("auto" if accelerator() else "cpu")
         dtype = dtype or ("float32" if device == "cpu" else "auto")
 

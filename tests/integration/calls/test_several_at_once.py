@@ -1,5 +1,7 @@
 """Calls of one assistant that overlap (see test_threads.py for threads)."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -83,3 +85,16 @@ def test_an_overlapping_call_does_not_encode_with_the_drafts_tokenizer(monkeypat
     monkeypatch.setattr(draft_tokenizer, "encode", encode)
     assert run_overlapping(assistant) > 0
     assert used == []
+
+
+def test_what_overlapping_calls_learn_is_separate() -> None:
+    """So is what a copy learns."""
+    assistant = uag.Assistant(None, memory=True)
+    copied, pickled = copy.copy(assistant), pickle.loads(pickle.dumps(assistant))
+    for name in ("_memory_rates", "_prediction_rates"):
+        rates = getattr(assistant._optional, name)
+        evidence = next(iter(rates._priors))
+        before = rates[evidence]
+        rates.learn([evidence], 0)
+        others = [getattr(other._optional, name)[evidence] for other in (copied, pickled)]
+        assert others == [before, before] != [rates[evidence]] * 2

@@ -10,9 +10,10 @@ import pytest
 from tests.support.stubs import EOS, stub_pair
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt, read_prompts, spread
-from uag.errors import OptionError
+from uag.errors import LoadingError, OptionError
 from uag.loading import encode, encode_prompt
 
+PACKED = gzip.compress(b'{"prompt": "def f(x):"}\n' * 50)
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]
 
 
@@ -33,6 +34,12 @@ def test_json_lines_are_read_packed_and_unpacked(tmp_path: Path, entry: dict[str
     assert prompt.content in (prompt.text, MESSAGES)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "one"}\n', encoding="utf-8-sig")
+    assert read_prompts(file) == [Prompt("1", "one")]
+
+
 def test_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes("Été\r\n\n  two \n".encode())
@@ -45,6 +52,9 @@ def test_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
         ("p.txt", b"\n \n", "has no prompts: write one per line"),
         ("p.txt", b"\xff\xfe\x00", "is not a text file in UTF-8"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
+        ("p.jsonl", b"[" * 200_000, "line 1 is not JSON"),
+        ("p.jsonl", b'{"prompt": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
+        ("p.json", b'[{"prompt": "a"}]', r"is JSON: write JSON lines \(\.jsonl\)"),
         ("p.jsonl", b'{"prompt": "a"}\n\n[1]\n', r"line 3 is not a prompt: expected 'prompt' .*, got '\[1\]'"),
         ("p.jsonl", b'{"prompt": " "}', "line 1 is not a prompt"),
         ("p.jsonl", b'{"turns": []}', "line 1 is not a prompt"),
@@ -55,6 +65,13 @@ def test_a_bad_prompt_file_is_refused_by_line(tmp_path: Path, name: str, content
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OptionError, match=message):
         read_prompts(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [PACKED[:-12], PACKED[:20] + b"\xff" * 9 + PACKED[29:], b"hello"])
+def test_a_damaged_archive_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p.jsonl.gz").write_bytes(content)
+    with pytest.raises((LoadingError, OptionError), match=r"cannot be read|is not a text file"):
+        read_prompts(tmp_path / "p.jsonl.gz")
 
 
 def test_given_texts_and_conversations_are_named_by_their_numbers() -> None:

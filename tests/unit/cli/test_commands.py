@@ -62,6 +62,17 @@ def test_help_names_every_command_and_every_arm(run: Run) -> None:
         (["bench", "--cache", "fast"], "Invalid `cache_implementation` (fast). Choose one of: "),
         (["bench", "--arm", "fast"], "unknown arm 'fast': the arms are plain"),
         (["bench", "--prompts", "/no/such/file.jsonl"], "The prompts '/no/such/file.jsonl' cannot be read: No"),
+        (["bench", "--prompts", "some.json"], "'some.json' is JSON: write JSON lines (.jsonl)"),
+        (["generate", "-p", "x", "--temperature", "1e-320"], "--temperature is 1e-320, it must be 0 (greedy) or a "),
+        (["generate", "-p", "x", "--temperature", "nan"], "--temperature is nan, it must be 0"),
+        (["bench", "--temperature", "inf"], "--temperature is inf, it must be 0"),
+        (["doctor", "--temperature", "-1"], "--temperature is -1.0, it must be 0"),
+        (["generate", "-p", "x", "--seed", str(1 << 64)], "--seed is 18446744073709551616, it must be from -2**63"),
+        (["generate", "-p", "a\udcffb"], "The prompt is not a text that UTF-8 can encode: "),
+        (
+            ["distill", "--target", "t", "--draft", "d", "--output", "o", "--seed", str(1 << 32)],
+            "the seed is 4294967296",
+        ),
         (["generate", "-p", "x", "--prediction", "/no/such/text"], "The prediction '/no/such/text' cannot be read: No"),
     ],
 )
@@ -75,6 +86,45 @@ def test_an_expected_error_is_one_line_and_code_2(
     lines = [line for line in err.splitlines() if not line.startswith("loading ")]
     assert len(lines) == 1
     assert lines[0].startswith(f"uag: {message}")
+
+
+@pytest.mark.parametrize("data", ["x = 'caf\u00e9'".encode("latin-1"), "x = 1".encode("utf-16")])
+def test_standard_input_that_is_not_utf_8(run: Run, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+    code, out, err = run("generate", "-p", "-")
+    assert (code, out) == (2, "")
+    assert err.startswith("uag: Standard input is not a text in utf-8: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk", "utf-8"])
+def test_json_in_other_encodings(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    prompt = "caf\u00e9 \U0001f680 \u4f60"
+    monkeypatch.setattr(bench, "complete", lambda *_, **__: Completion(prompt, (1,), (prompt,), ("target",), STATS))
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["generate", "-p", prompt, "--json"])
+    assert caught.value.code == 0
+    out = written.getvalue().decode(encoding)
+    assert json.loads(out)["text"] == prompt
+    assert (prompt in out) is (encoding == "utf-8")
+
+
+@pytest.mark.usefixtures("loaded")
+def test_streamed_text_in_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def complete(*_: Any, **__: Any) -> Completion:
+        print("caf\u00e9 \u4f60")
+        return Completion("x", (1,), ("x",), ("target",), STATS)
+
+    monkeypatch.setattr(bench, "complete", complete)
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["generate", "-p", "x"])
+    assert caught.value.code == 0
+    assert written.getvalue() == b"caf\\xe9 \\u4f60\n"
 
 
 def test_serve_names_the_extra_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
