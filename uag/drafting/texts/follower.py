@@ -1,18 +1,17 @@
 """Tracks an output's position in a text that it is expected to follow, and the candidates from there.
 
 While the output agrees with the text, the position advances. After a difference, there are two guesses where the output
-returns to the text: where its last symbols occur, and after the word that it replaced. A guess whose candidate is
-accepted becomes the position.
+returns to the text: where its last ids occur, and after the word, or the ids, that it replaced. A guess whose candidate
+is accepted becomes the position.
 
-The symbols of a text are the characters of a `str`, so that every search runs in C: the characters with the numbers of
-its bytes (`latin-1`) or ids.
+Texts are target ids, each as the character with its number, so that every search runs in C.
 """
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any
 
 import numpy as np
 
@@ -23,16 +22,6 @@ from uag.proposal import num_equal
 Expected = str | tuple[int, ...]
 """A prediction: text, or target ids."""
 
-_WORD = re.compile("[0-9A-Za-z_\x80-\xff]*")
-"""A word in bytes; bytes from 128 on are parts of letters in most texts."""
-
-_PIECE = 384
-"""Bytes of text that are encoded for one round's candidates. Increase for more candidates; decrease to save time."""
-
-_NUM_UNSETTLED_BYTES = 32
-"""Bytes at the end of a piece whose ids are not used, because the text after them may change them. Increase to cover
-longer words; decrease for more candidates."""
-
 FOLLOWS, MATCHES, REPLACED = "follows", "matches", "replaced"
 
 PRIORS: dict[str, tuple[float, ...]] = {
@@ -40,73 +29,55 @@ PRIORS: dict[str, tuple[float, ...]] = {
     MATCHES: (0.6, 0.75, 0.85),
     REPLACED: (0.5,),
 }
-"""Initial acceptance rates: by the number of followed tokens (each level doubles it), by the length of a match, and
-after a replaced word."""
+"""Initial acceptance rates: by the number of followed ids (each level doubles it), by the length of a match, and after
+replaced ids."""
+
+_IN_WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
+"""The beginning of an id that continues a word; bytes from 128 on are parts of letters in most texts."""
+
+_PIECE = 16_384
+"""Bytes of a text that are encoded at once: before the first round, and when the output nears the end of what was
+encoded. Increase to find more places where the output rejoins the text; decrease to lose less time on wrong texts."""
+
+_NUM_UNSETTLED_BYTES = 32
+"""Bytes at the end of a piece whose ids are not used, because the text after them may change them. Increase to cover
+longer words; decrease for longer pieces."""
+
+_NUM_AHEAD = 128
+"""Ids after the output's position that should be encoded. Increase for longer blocks; decrease to encode less."""
 
 _NUM_MATCHING = (2, 4, 8)
-"""Lengths of matches of the output's end in the text, in tokens. Increase for more reliable matches; decrease to find
+"""Lengths of matches of the output's end in the text, in ids. Increase for more reliable matches; decrease to find
 matches sooner after a difference."""
 
-NUM_WRITTEN = 16
-"""Number of last output ids that influence how the text is encoded after them."""
 
+def known_ids(text: Expected, adapter: TokenizerAdapter | None, prompt: Sequence[int]) -> Iterator[str]:
+    """Yield target ids, or a text as the target would write it after a prompt, as characters.
 
-class KnownText:
-    """A text that the output is expected to follow.
-
-    Attributes:
-        symbols: the text, see the module's docstring.
-        adapter: the target's tokenizer if symbols are bytes; None if they are ids.
-        token_size: typical number of symbols per token.
+    A text is encoded in pieces, with the dummy spaces that the target's tokenizer adds and without what it cannot
+    represent. `adapter` may be None for ids.
     """
+    if adapter is None or isinstance(text, tuple):
+        yield _symbols(text)
+        return
+    data = text.encode("utf-8", "replace")
+    data = adapter.prefix(data, _place_behind(prompt, adapter)) + data
+    if not adapter.is_exact:
+        data = b"".join(adapter.join([token_id]) or b"" for token_id in adapter.encode_continuation(data))
+    written = prompt
+    while data:
+        ids, ends = encode_after(adapter, written, data[:_PIECE])
+        if len(data) > _PIECE:  # the text after the last ids may change them
+            del ids[bisect_right(ends, _PIECE - _NUM_UNSETTLED_BYTES) :]
+        if not ids:
+            return
+        yield _symbols(ids)
+        written, data = ids, data[ends[len(ids) - 1] :]
 
-    def __init__(self, symbols: str, adapter: TokenizerAdapter | None = None) -> None:
-        self.symbols = symbols
-        self.adapter = adapter
-        self.token_size = 1 if adapter is None else 4
 
-    @classmethod
-    def of(cls, text: Expected, adapter: TokenizerAdapter | None, prompt: Sequence[int]) -> Self:
-        """Return target ids, or a text as the target would write it after a prompt, as a known text.
-
-        Adds dummy spaces that the target's tokenizer adds to a text, and omits what it cannot represent.
-        """
-        if adapter is None or isinstance(text, tuple):
-            # Not `map(chr, text)`, which takes four times as long and 90 MB for a million ids. Some ids are surrogates.
-            return cls(np.array(text, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass"))
-        data = text.encode("utf-8", "replace")
-        data = adapter.prefix(data, _place_behind(prompt, adapter)) + data
-        if not adapter.is_exact:
-            data = adapter.join(adapter.encode_continuation(data)) or data
-        return cls(data.decode("latin-1"), adapter)
-
-    def __len__(self) -> int:
-        return len(self.symbols)
-
-    def symbols_of(self, ids: Sequence[int]) -> str:
-        """Return the symbols that ids add to the output; control tokens add no bytes."""
-        if self.adapter is None:
-            return "".join(map(chr, ids))
-        return b"".join(self.adapter.join([token_id]) or b"" for token_id in ids).decode("latin-1")
-
-    def ids_after(self, written: Sequence[int], place: int, num: int) -> list[int]:
-        """Return up to `num` target ids that continue the output with this text, from the symbol at `place` on.
-
-        If the output stopped inside a word of the text, or replaced one, the ids of the whole text are not what the
-        target writes next. So a piece of the text is encoded after `written`, the last ids of the output.
-        """
-        if self.adapter is None:
-            return [ord(symbol) for symbol in self.symbols[place : place + num]]
-        piece = self.symbols[place : place + _PIECE]
-        ids, ends = encode_after(self.adapter, written, piece.encode("latin-1"))
-        if place + len(piece) < len(self):
-            del ids[bisect_right(ends, len(piece) - _NUM_UNSETTLED_BYTES) :]
-        return ids[:num]
-
-    def word_end(self, place: int) -> int:
-        """Return the end of the word at a symbol, or `place` itself if there is none."""
-        word = _WORD.match(self.symbols, place)
-        return place if word is None else word.end()
+def _symbols(ids: Any) -> str:
+    # Not `map(chr, ids)`, which takes four times as long and 90 MB for a million ids. Some ids are surrogates.
+    return np.array(ids, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def _place_behind(prompt: Sequence[int], adapter: TokenizerAdapter) -> Place:
@@ -118,9 +89,9 @@ def _place_behind(prompt: Sequence[int], adapter: TokenizerAdapter) -> Place:
 
 @dataclass(frozen=True)
 class Guess:
-    """A position in the text where the output may continue: the index of the next symbol, and its evidence.
+    """A position in the text where the output may continue: the index of the next id, and its evidence.
 
-    `run` symbols were followed up to there without a break; 0 after a difference.
+    `run` ids were followed up to there without a break; 0 after a difference.
     """
 
     place: int
@@ -129,23 +100,30 @@ class Guess:
 
 
 class Follower:
-    """Follows one text along one row's output, which comes after `prompt`.
+    """Follows one text along one row's output.
 
     Attributes:
-        known: the text.
-        place: index of the next symbol, or of the symbol where the output left the text.
-        run: number of symbols before it that the output agreed with.
+        known: the text so far, as `known_ids` yields it.
+        place: index of the next id, or of the id where the output left the text.
+        run: number of ids before it that the output agreed with.
         is_lost: whether the output has left the text.
     """
 
-    def __init__(self, known: KnownText, prompt: Sequence[int] = ()) -> None:
-        self.known = known
+    def __init__(self, text: Expected, adapter: TokenizerAdapter | None = None, prompt: Sequence[int] = ()) -> None:
+        self.known = ""
+        self._pieces = known_ids(text, adapter, prompt)
+        self._adapter = adapter
         self.place = 0
         self.run = 0
         self.is_lost = False
-        self._written = list(prompt[-NUM_WRITTEN:])
-        self._tail = ""  # the output's last symbols
-        self._num_replaced: int | None = None  # symbols written instead of the text's in the last round
+        self._tail = ""  # the output's last ids
+        self._num_replaced: int | None = None  # ids written instead of the text's in the last round
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Encode more of the text where the output nears its end."""
+        if self.place + _NUM_AHEAD > len(self.known):
+            self.known += next(self._pieces, "")
 
     @property
     def has_more(self) -> bool:
@@ -154,59 +132,60 @@ class Follower:
 
     def write(self, output_ids: Sequence[int]) -> None:
         """Advance by new output ids."""
-        self._written = [*self._written, *output_ids][-NUM_WRITTEN:]
-        symbols = self.known.symbols_of(output_ids)
-        if not symbols:
-            return
-        self._tail = (self._tail + symbols)[-_NUM_MATCHING[-1] * self.known.token_size :]
+        written = "".join(map(chr, output_ids))
+        self._tail = (self._tail + written)[-_NUM_MATCHING[-1] :]
         if self.is_lost:
             self._num_replaced = None
             return
-        num_followed = num_equal(symbols, self.known.symbols[self.place : self.place + len(symbols)])
+        num_followed = num_equal(written, self.known[self.place : self.place + len(written)])
         self.place += num_followed
         self.run += num_followed
-        if num_followed < len(symbols):
-            self.is_lost, self._num_replaced = True, len(symbols) - num_followed
+        if num_followed < len(written):
+            self.is_lost, self._num_replaced = True, len(written) - num_followed
+        self._read_on()
 
     def continue_at(self, guess: Guess) -> None:
         """Continue the output from a guess."""
         self.place, self.run, self.is_lost = guess.place, guess.run, False
+        self._read_on()
 
     def continuation(self, guess: Guess, num: int) -> tuple[list[int], list[Evidence]]:
         """Return up to `num` next ids, and each one's evidence if those before it are accepted."""
-        ids = self.known.ids_after(self._written, guess.place, num)
-        further = [self._followed_for(guess.run + n * self.known.token_size) for n in range(1, len(ids))]
-        return ids, [guess.evidence, *further][: len(ids)]
+        ids = [ord(symbol) for symbol in self.known[guess.place : guess.place + num]]
+        return ids, [guess.evidence, *(_followed_for(guess.run + n) for n in range(1, len(ids)))][: len(ids)]
 
     def guesses(self) -> list[Guess]:
         """Return the positions where the output may continue in the text."""
         if not self.is_lost:
-            return [Guess(self.place, self._followed_for(self.run), self.run)]
+            return [Guess(self.place, _followed_for(self.run), self.run)]
         guesses = [self._after_match(), self._after_replaced()]
         return [guess for guess in guesses if guess is not None and guess.place < len(self.known)]
 
-    def _followed_for(self, run: int) -> Evidence:
-        return FOLLOWS, min((run // self.known.token_size).bit_length(), len(PRIORS[FOLLOWS]) - 1)
-
     def _after_match(self) -> Guess | None:
         """Return the position after the longest match of the output's end: the next one, else the last earlier one."""
-        text, guess = self.known.symbols, None
-        for level, num_tokens in enumerate(_NUM_MATCHING):
-            size = num_tokens * self.known.token_size
+        guess = None
+        for level, size in enumerate(_NUM_MATCHING):
             if len(self._tail) < size:
                 break
-            start = text.find(self._tail[-size:], max(self.place - size, 0))
+            start = self.known.find(self._tail[-size:], max(self.place - size, 0))
             if start < 0:
-                start = text.rfind(self._tail[-size:], 0, self.place)
+                start = self.known.rfind(self._tail[-size:], 0, self.place)
             if start < 0:
                 break  # a longer match cannot exist either
             guess = Guess(start + size, (MATCHES, level))
         return guess
 
     def _after_replaced(self) -> Guess | None:
-        """Return the position after the word, or the ids, that the output has just replaced."""
+        """Return the position after the ids, or the word, that the output has just replaced."""
         if self._num_replaced is None:
             return None
-        is_ids = self.known.adapter is None
-        place = self.place + self._num_replaced if is_ids else self.known.word_end(self.place)
+        place = self.place + (self._num_replaced if self._adapter is None else 1)
+        while self._adapter is not None and place < len(self.known):
+            if not _IN_WORD.match(self._adapter.join([ord(self.known[place])]) or b""):
+                break
+            place += 1
         return Guess(place, (REPLACED, 0))
+
+
+def _followed_for(run: int) -> Evidence:
+    return FOLLOWS, min(run.bit_length(), len(PRIORS[FOLLOWS]) - 1)

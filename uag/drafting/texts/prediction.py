@@ -14,7 +14,7 @@ import torch
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Ask
 from uag.drafting.ranked import AcceptanceRates, Evidence, FreeSource
-from uag.drafting.texts.follower import Expected, Follower, Guess, KnownText
+from uag.drafting.texts.follower import Expected, Follower, Guess
 from uag.errors import OptionError
 
 
@@ -36,7 +36,7 @@ class PredictionSource(FreeSource):
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
         """Start new sequences; an encoder's text is no prediction."""
         self._rows = [
-            [Follower(KnownText.of(text, self._adapter, prompt), prompt) for text in texts]
+            [Follower(text, self._adapter, prompt) for text in texts]
             for prompt, texts in zip(prompts, self._predictions, strict=True)
         ]
 

@@ -8,13 +8,17 @@ from typing import Any, Self
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.texts.follower import NUM_WRITTEN, Follower, KnownText
+from uag.drafting.texts.follower import Follower
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
 
 _CONFIDENCE = 0.9
 """Confidence in each candidate before the lookahead has learned how many are accepted. Increase to draft more
 aggressively at first; decrease to reduce wasted candidates."""
+
+_NUM_LAST = 16
+"""Number of last output ids that influence how an answer is encoded after them. Increase to split more of the answer's
+first word as the target does; decrease to encode less."""
 
 _LONGEST_PAUSE = 64
 """Maximum number of rounds without a call after a source returned nothing. Increase to call a slow, empty source less
@@ -80,7 +84,7 @@ class TextDrafter(Drafter):
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
         """Start new sequences; a source continues the decoder's text."""
-        self._rows = [_Row(self._shown_prompt(prompt), list(prompt[-NUM_WRITTEN:])) for prompt in prompts]
+        self._rows = [_Row(self._shown_prompt(prompt), list(prompt[-_NUM_LAST:])) for prompt in prompts]
 
     def _shown_prompt(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of a prompt without the token or space that its tokenizer adds at the start."""
@@ -130,8 +134,8 @@ class TextDrafter(Drafter):
         self._counts.num_forwards += 1
         if not isinstance(answer, str | None):
             raise OptionError(f"The source of a TextDrafter returned {answer!r}. Return text, or '' for nothing.")
-        known = KnownText.of(answer or "", self._adapter, row.last_ids)
-        return Follower(known, row.last_ids) if len(known) else None
+        follower = Follower(answer or "", self._adapter, row.last_ids)
+        return follower if follower.has_more else None
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
         """Update a row with the target's output."""
@@ -139,7 +143,7 @@ class TextDrafter(Drafter):
         if state.answer is not None:
             state.answer.write(output_ids)
         state.text += self._shown(output_ids)
-        state.last_ids = [*state.last_ids, *output_ids][-NUM_WRITTEN:]
+        state.last_ids = [*state.last_ids, *output_ids][-_NUM_LAST:]
 
     def release(self) -> None:
         """Drop all sequences."""
