@@ -173,7 +173,7 @@ def refusal(model: Any, device: torch.device) -> str:
 
 def state_of(model: Any) -> tuple[Hashable, ...]:
     """Return what a graph of a model's passes depends on: addresses, and settings of modules, such as adapters."""
-    return tuple(value for part in modules(model) for value in _constants(vars(part)))
+    return models.attention_of(model), *(value for part in modules(model) for value in _constants(vars(part)))
 
 
 def _constants(values: Any) -> Iterator[Hashable]:

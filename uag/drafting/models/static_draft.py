@@ -75,8 +75,7 @@ class StaticDraft(DraftModel):
         unusual = models.layers_other_than((DynamicLayer, DynamicSlidingWindowLayer), self.model)
         if unusual:
             return f"its cache has layers of kind {unusual}"
-        self._windows = models.windows(self.model)
-        return "" if self._windows else "its forward takes no masks by layer"
+        return "" if models.windows(self.model) else "its forward takes no masks by layer"
 
     def _prepare(self) -> None:
         """Reuse the cache and the graphs of a call of the same kind; they contain PyTorch's own products."""
@@ -100,9 +99,9 @@ class StaticDraft(DraftModel):
                 self.counts.fall_backs.remove(self._failure)
             self._kind, self._failure, self._kernels = kind, "", OwnKernels()
             self._drop_cache()
-            self._recorded = (
-                recorded.Recorded(self._call_static, self.device) if kind and not self._is_compiled else None
-            )
+            self._windows = models.windows(self.model) if kind else {}
+            is_recorded = kind and not self._is_compiled
+            self._recorded = recorded.Recorded(self._call_static, self.device) if is_recorded else None
         if not kind:
             super()._prepare()
 
@@ -201,7 +200,8 @@ class StaticDraft(DraftModel):
         for layer_type, window in self._windows.items():
             visible = in_use[:, None, None] & (slots <= own)  # which slots each token sees
             if window is not None:
-                visible &= slots > own - window
+                # A slot's position is the number of slots in use before it.
+                visible &= in_use.cumsum(-1)[:, None, None] - 1 > positions[:, None, :, None] - window
             mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=ids.device)  # added to attention scores
             masks[layer_type] = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
         return self._call_model(ids, positions, masks.get("", masks), kept, cache)
