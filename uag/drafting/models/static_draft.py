@@ -93,7 +93,7 @@ class CompiledDraft(DraftModel):
         with torch.inference_mode(mode=False), torch.no_grad():  # passes cannot write to tensors of inference mode
             num_slots = self._reserve(self.batch.num_slots + padded)
             # Padding comes after the pass's tokens: no token sees it, and the next pass overwrites it.
-            ids, positions = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)))
+            ids, positions = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)), mode="edge")
             in_use = self._slots_in_use(requests, width)[:, None].astype(np.bool_)
             end = in_use.shape[-1]
             visible = np.zeros((len(in_use), 1, padded, num_slots), dtype=np.bool_)  # which slots each token sees
