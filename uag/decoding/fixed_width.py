@@ -102,6 +102,8 @@ def _refusals(call: Call) -> Iterator[str]:
     if call.stopping.max_length is None:
         yield "the call has no maximum length (pass max_new_tokens)"
     num_slots = _most_slots(call)
+    if num_slots > (most := models.max_positions(model)):
+        yield f"all {num_slots} slots that the call may fill are allocated at once, and the target has {most} positions"
     cut = next((cut for cut in positions.cuts(model) if num_slots > cut.at), None)
     yield f"the target {cut.why}, and the call may reach it" if cut else ""
     # Positions of padding are limited to the model's, if the call has positions.
