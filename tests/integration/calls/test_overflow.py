@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -53,7 +54,9 @@ class OverflowingDrafter(SharedDrafter):
 def call(model: Any, num_rows: int, options: dict[str, Any], first: int = 0) -> uag.Stats:
     """Compare a call with plain decoding, and return its statistics."""
     inputs = left_padded(PROMPTS[:num_rows]) | {"num_beams": 1}
-    width = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    prompt = inputs["input_ids"]
+    assert isinstance(prompt, torch.Tensor)
+    width = 1 if model.config.is_encoder_decoder else prompt.shape[1]
     known = ids_of(seeded(3, model.generate, **inputs, **options))[:, width:].tolist()
     assert not any(BAD in row for row in known)
     drafter = OverflowingDrafter(known, head_size(model), first)
@@ -81,9 +84,8 @@ def test_candidates_that_overflow_leave_the_output_alone(
 @ROWS_AND_MODES
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_candidates_that_overflow_in_the_pass_over_the_prompt(
-    kind: str, num_rows: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, num_rows: int, options: dict[str, Any]
 ) -> None:
-    undone, unread = [], Target.unread
-    monkeypatch.setattr(Target, "unread", lambda target: undone.append(1) or unread(target))
-    call(overflowing("llama", float("nan")), num_rows, options | CALLS[kind], first=2)
-    assert undone
+    with patch.object(Target, "unread", autospec=True, side_effect=Target.unread) as unread:
+        call(overflowing("llama", float("nan")), num_rows, options | CALLS[kind], first=2)
+    assert unread.called
