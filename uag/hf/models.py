@@ -45,6 +45,10 @@ Zamba 2), or are untested.
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 """transformers' functions of which a forward calls one, if it masks what lies outside a layer's window."""
 
+_MOST_COPIED = 2 << 30
+"""Bytes of experts' weights that a layer may copy for the tokens of a pass. Increase to verify more candidates at once;
+decrease to use less memory."""
+
 _PLAIN_LAYERS = tuple(set(REWINDABLE) - set(KEPT_BY_STATE))
 
 _UNBOUNDED = 1 << 30
@@ -200,17 +204,19 @@ def most_tokens(model: Any) -> int | None:
 
 @per_call
 def most_copied(model: Any) -> int | None:
-    """Return the most tokens of a pass for which no more weights than all experts' are copied, or None without a limit.
+    """Return the most tokens of a pass whose experts' weights may be copied, or None if none are.
 
-    `batched_mm`, which transformers uses after the prompt on accelerators, copies the weights of each token's experts.
+    transformers' `batched_mm`, with which it decodes on accelerators, copies the weights of each token's experts.
     """
     kinds = ("batched_mm",) if model.device.type == "cpu" else ("batched_mm", "grouped_mm")
     if model.config.get_text_config(decoder=True)._experts_implementation not in kinds:
         return None
-    weights_of = [parameters(part).get("down_proj") for part in modules(model)]
-    num_experts = [len(weight) for weight in weights_of if weight is not None and weight.dim() == 3]
+    by_layer = [
+        [each for each in parameters(part).values() if getattr(each, "ndim", 0) == 3] for part in modules(model)
+    ]
+    sizes = [sum(each[0].nbytes for each in layer) for layer in by_layer if layer]
     num_chosen = [vars(part)["top_k"] for part in modules(model) if isinstance(vars(part).get("top_k"), int)]
-    return max(min(num_experts) // max(num_chosen, default=1), 1) if num_experts else None
+    return max(_MOST_COPIED // (max(sizes) * max(num_chosen, default=1)), 1) if sizes else None
 
 
 @per_call
@@ -260,7 +266,7 @@ def max_positions(model: Any) -> int:
     """Return the maximum number of positions of a model or a config; very large if it has no limit."""
     config = getattr(model, "config", model).get_text_config(decoder=True)
     for part in _decoder_parts(model):
-        table = getattr(part, "position_embeddings", None)
+        table: Any = getattr(part, "position_embeddings", None)
         if hasattr(part, "create_position_ids_from_input_ids") and hasattr(table, "num_embeddings"):
             return int(table.num_embeddings) - int(part.padding_idx) - 1  # positions begin after the padding (RoBERTa)
     if hasattr(config, "relative_attention_num_buckets"):

@@ -63,9 +63,13 @@ def test_positions_that_begin_after_the_padding_id_are_fewer(class_name: str) ->
 
 
 @pytest.mark.parametrize(("implementation", "most"), [("eager", None), ("grouped_mm", None), ("batched_mm", 4)])
-def test_experts_that_are_copied_for_each_token_limit_a_pass(implementation: str, most: int | None) -> None:
+def test_experts_that_are_copied_for_each_token_limit_a_pass(
+    implementation: str, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model("mixtral", 60, num_local_experts=8, num_experts_per_tok=2)
     model.set_experts_implementation(implementation)
+    experts = sum(weight.nbytes for weight in model.model.layers[0].mlp.experts.parameters())
+    monkeypatch.setattr(models, "_MOST_COPIED", experts)
     assert models.most_copied(model) == most
     assert models.most_copied(tiny_model("llama", 60)) is None
 

@@ -20,8 +20,8 @@ _SIGNS_OF_NO_MEMORY = ("MemoryError", "out of memory", "can't allocate memory", 
 """Parts of errors that report that memory ran out; cuBLAS and the CPU's allocator raise plain runtime errors."""
 
 _stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.6
-_known: weakref.WeakKeyDictionary[Any, tuple[dict[str, tuple[Any, Any]], Any]] = weakref.WeakKeyDictionary()
-"""The answers of each model, and the lock of its trials."""
+_known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
+"""By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
 _lock = threading.Lock()
 _eager_trials: list[str] = []
@@ -38,10 +38,10 @@ def once(
     """
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     with _lock:
-        answers, lock = _known.setdefault(itself, ({}, threading.RLock()))
+        answers: dict[str, tuple[Any, T]]
+        answers, failures, lock = _known.setdefault(itself, ({}, {}, threading.RLock()))
     if (entry := answers.get(name)) and entry[0] == key:
-        result: T = entry[1]
-        return result
+        return entry[1]
     with lock, without_trace(model), nullcontext() if compiles else _eagerly(name), torch.no_grad():
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
@@ -49,9 +49,9 @@ def once(
             answers[name] = key, run()
         except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            is_first = answers.get(f"failed {name}") != (key, None)
+            is_first = failures.get(name, failures) != key
             if is_first or any(sign in why for sign in _SIGNS_OF_NO_MEMORY):
-                answers[f"failed {name}"] = key, None  # later, more memory may be free, or the device may work again
+                failures[name] = key  # later, more memory may be free, or the device may work again
                 return failed(why[:140])
             answers[name] = key, failed(why[:140])
         return answers[name][1]
