@@ -11,7 +11,9 @@ subclass of the model can return uag's:
     target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
 """
 
+import math
 import weakref
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from transformers.generation import candidate_generator
 from uag.decoding import Call, Ranks, examine
 from uag.drafting import Ask, Drafter, Pairing
 from uag.hf import passes
+from uag.hf.cache import caches
 from uag.lookahead import Lookahead
 from uag.products import switched
 from uag.projection import Scoring
@@ -29,6 +32,12 @@ from uag.stats import Stats, remember
 
 _NUM_CANDIDATE_TOKENS = 5
 """Default number of candidates. Increase to draft more aggressively; decrease to reduce wasted passes."""
+
+_criteria: ContextVar[Any] = ContextVar("criteria", default=())
+"""The stopping criteria of the current call of a `CandidateGeneratorMixin`."""
+
+_OF_ASSISTED_DECODING = ("assistant_model", "assistant_tokenizer", "tokenizer")
+"""Arguments of transformers' loop for assisted decoding that the one for plain decoding lacks."""
 
 
 class CandidateGenerator(candidate_generator.CandidateGenerator):
@@ -57,7 +66,10 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         weakref.finalize(self, drafter.release).atexit = False  # transformers' loop does not say when it ends
         with switched(is_on=False):  # transformers' loop runs the target's passes
             verdict = examine(call)
+        self._eos_ids = passes.eos_ids(call.generation_config)
         reason = verdict.fallback  # transformers shows processors the steps after a rejected candidate, too
+        if call.stopping.strings or call.stopping.eos_ids - self._eos_ids:
+            reason = reason or "transformers' loop would pass over stop strings and EOS criteria inside a block"
         self._limits = None if reason else verdict.limits
         self._first_length = call.input_ids.shape[1]  # gets no candidates
         if reason:
@@ -66,7 +78,6 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         self._rules = DraftRules(call.logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._source_ids = None if call.source_ids is None else call.source_ids.tolist()
-        self._eos_ids = passes.eos_ids(call.generation_config)
         self._ids: list[int] = []
         self._candidates: list[int] = []
 
@@ -88,9 +99,10 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         else:
             self.drafter.start([ids], self._source_ids)
         self._ids = ids
-        budget, max_length = self._limits.budget(len(ids)), self._call.generation_config.max_length
-        if max_length is not None:  # the target writes the last id itself
-            budget = min(budget, max_length - 1 - len(ids))
+        budget = self._limits.budget(len(ids))
+        for limit in (self._call.generation_config.max_length, self._call.stopping.max_length):
+            if limit is not None and limit < math.inf:  # the target writes the last id itself
+                budget = min(budget, math.ceil(limit) - 1 - len(ids))
         if budget <= 0 or len(ids) == self._first_length:
             return []
         request = ([budget], self._lookahead.plan(), self._lookahead, self._scoring)
@@ -111,6 +123,21 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
 
 class CandidateGeneratorMixin:
     """A mixin that makes a model class's assisted generation draft with uag; list it before the model class."""
+
+    def _assisted_decoding(
+        self, input_ids: torch.Tensor, *, stopping_criteria: Any, inputs_tensor: Any = None, **kwargs: Any
+    ) -> Any:
+        """Note the criteria, which transformers does not pass on, and decode plainly if the cache is filled."""
+        if caches.length(caches.cache_in(kwargs)):
+            remember(self, Stats(fallbacks=["transformers' assisted decoding reads the text of a filled cache again"]))
+            plain = {name: value for name, value in kwargs.items() if name not in _OF_ASSISTED_DECODING}
+            return passes.sample_plainly(self, input_ids, stopping_criteria=stopping_criteria, **plain)
+        kwargs |= {"stopping_criteria": stopping_criteria, "inputs_tensor": inputs_tensor}
+        before = _criteria.set(stopping_criteria)
+        try:
+            return super()._assisted_decoding(input_ids, **kwargs)  # type: ignore[misc]
+        finally:
+            _criteria.reset(before)
 
     def _get_candidate_generator(
         self,
@@ -134,7 +161,7 @@ class CandidateGeneratorMixin:
             model=self,
             input_ids=input_ids,
             logits_processor=logits_processor,
-            stopping_criteria=(),
+            stopping_criteria=_criteria.get(),
             generation_config=generation_config,
             model_kwargs=model_kwargs,
             source_ids=inputs_tensor if has_source else None,

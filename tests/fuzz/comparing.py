@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import uag
 from tests.fuzz.case import Case, DifferenceError
 from tests.fuzz.options import REFUSED, arguments, prompts
 from tests.fuzz.sources import DRAFTS, door_of, draft_of, use
-from tests.fuzz.targets import built, changed
+from tests.fuzz.targets import assist, built, changed
 from tests.support.differences import differences
 from uag.bench.equality import first_difference, is_rounding
 from uag.errors import UagError
@@ -105,7 +107,8 @@ def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.G
         try:
             kwargs = arguments(case, model, built(case.target)[1])
             torch.manual_seed(case.seed)
-            result = generate(model, **kwargs)
+            with _in_use(model) if "threads" in case.extras else nullcontext():
+                result = generate(model, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever transformers raises
             result = error
         after = _fingerprint(model)
@@ -114,6 +117,29 @@ def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.G
         moved.add("the default generator")
     state = torch.get_rng_state() if generator is None else generator.get_state()
     return Seen(result, state, kwargs, moved)
+
+
+@contextmanager
+def _in_use(model: Any) -> Iterator[None]:
+    """Let another thread assist the same model meanwhile."""
+    is_over, errors = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not is_over.is_set():
+                assist(model)
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _outcome(stats: uag.Stats, is_rounded: bool) -> Outcome:

@@ -6,12 +6,15 @@ from typing import Any
 import torch
 from transformers import (
     DynamicCache,
+    EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     StaticCache,
     StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
     SynthIDTextWatermarkingConfig,
 )
 
@@ -116,7 +119,26 @@ OBJECTS: dict[str, tuple[str, Callable[[], Any]]] = {
 }
 """Maps a name to the argument of `generate` and the object."""
 
-EXTRAS = ("ends", "ends often", "config", "embeds", "synthid", "no mask", "generator", *OBJECTS, *CACHES)
+CRITERIA: dict[str, Callable[[Any], StoppingCriteria]] = {
+    "own stop strings": lambda tokenizer: StopStringCriteria(tokenizer, ["e", " th"]),
+    "own ends": lambda _: EosTokenCriteria(torch.arange(7, 649, 13)),
+    "own length": lambda _: MaxLengthCriteria(16),
+}
+"""Criteria of transformers' classes that a caller passes; `generate` may make others of the same class."""
+
+EXTRAS = (
+    "threads",
+    *CRITERIA,
+    "ends",
+    "ends often",
+    "config",
+    "embeds",
+    "synthid",
+    "no mask",
+    "generator",
+    *OBJECTS,
+    *CACHES,
+)
 """The extras of a case, in addition to options that are plain data."""
 
 ID_OPTIONS = ("eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
@@ -152,6 +174,9 @@ def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
         kwargs["tokenizer"] = tokenizer
     kwargs |= {"generation_config": GenerationConfig(**decoding)} if "config" in case.extras else decoding
     kwargs |= {name: make() for extra, (name, make) in OBJECTS.items() if extra in case.extras}
+    own = [make(tokenizer) for extra, make in CRITERIA.items() if extra in case.extras]
+    if own:
+        kwargs["stopping_criteria"] = StoppingCriteriaList([*kwargs.get("stopping_criteria", ()), *own])
     if not model.config.is_encoder_decoder:
         _add_states(case, model, kwargs)
     if "no mask" in case.extras:

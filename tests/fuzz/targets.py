@@ -8,6 +8,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 from unittest.mock import patch
 
+import peft
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+import uag
 from tests.conftest import find_shared
 from tests.support.configurations import build
 from tests.support.models import ARCHITECTURES, STATEFUL, tiny_model, tiny_of_class, tiny_target
@@ -169,6 +171,15 @@ def _patched(where: Any, name: str, scale: float, model: Any) -> Any:
     return patch.object(where, name, scaled)
 
 
+def _overflowing(value: float, model: Any) -> Any:
+    """Replace a few rows of the embeddings, but not of a head that shares them."""
+    decoder = model.get_decoder() if model.config.is_encoder_decoder else model
+    embeddings = decoder.get_input_embeddings()
+    weight = embeddings.weight.detach().clone()
+    weight[11::29] = value
+    return patch.dict(embeddings._parameters, {"weight": torch.nn.Parameter(weight, requires_grad=False)})
+
+
 CHANGES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     **{f"hook {effect}": partial(_hooked, effect) for effect in EFFECTS},
     **{f"global hook {effect}": partial(_hooked_everywhere, effect) for effect in ("each", "row", "width")},
@@ -179,6 +190,8 @@ CHANGES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "function mode": lambda model: FunctionMode(),
     "dispatch mode": lambda model: DispatchMode(),  # type: ignore[no-untyped-call]
     "model.forward": _handed_on,
+    "embeddings nan": partial(_overflowing, torch.nan),
+    "embeddings inf": partial(_overflowing, torch.inf),
     "module swapped": _swapped,
     "training": partial(_training, 0.0),
     "training dropout": partial(_training, 0.1),
@@ -192,10 +205,37 @@ def _quantized(model: Any) -> Any:
     return quantize(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8)
 
 
+def _two_adapters(model: Any) -> Any:
+    wrapped = lora(model)
+    wrapped.add_adapter("wider", peft.LoraConfig(task_type="CAUSAL_LM", r=16, target_modules=["q_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "wider" in name:
+                parameter.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(4))
+    return wrapped
+
+
+@contextmanager
+def _switched(model: Any) -> Iterator[Any]:
+    """Yield a model with its first adapter; after each call, uag assists it with the other one."""
+    model.set_adapter("default")
+    yield model
+    model.set_adapter("wider")
+    assist(model)
+
+
+def assist(model: Any) -> None:
+    """Assist a repetitive prompt greedily."""
+    ids = torch.tensor([[5, 9, 14, 3] * 3])
+    lookup = uag.Assistant.from_prompt_lookup(small_tokenizer("byte_level"))
+    lookup.generate(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, num_beams=1)
+
+
 WRAPPED: dict[str, Callable[[Any], Any]] = {
     "around": lambda model: Around(copy.deepcopy(model)),
     "offloaded": on_cpu,
     "lora": lora,
+    "adapters switched": _two_adapters,
     "quantized": _quantized,
 }
 """Maps a name to another model made from the plain Llama."""
@@ -210,7 +250,8 @@ def _wrapped(change: str) -> Any:
 def changed(model: Any, change: str) -> Iterator[Any]:
     """Yield a target with a change applied."""
     if change in WRAPPED:
-        yield _wrapped(change)
+        with _switched(_wrapped(change)) if change == "adapters switched" else nullcontext():
+            yield _wrapped(change)
     else:
         with CHANGES[change](model) if change else nullcontext():
             yield model

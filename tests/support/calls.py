@@ -76,6 +76,16 @@ def seeded(seed: int, generate: Callable[..., Any], *arguments: Any, **options: 
     return generate(*arguments, **options)
 
 
+class EndsAt(StoppingCriteria):
+    """Ends all rows at a length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
 class OracleDrafter(Drafter):
     """Proposes the target's output, with about every `spoil`-th id replaced by a wrong one.
 

@@ -118,7 +118,8 @@ def examine(class_name: str, num_calls: int = len(CALLS)) -> Verdict:
     if independence.startswith("differs"):
         return Verdict(class_name, "different", independence)
     shares = tuple(a / b if b else 0.0 for a, b in zip(accepted, offered, strict=True))
-    return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(class_name, model), independence)
+    drafts = as_draft(class_name, model)
+    return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, drafts, independence)
 
 
 def independence_of(class_name: str, model: Any) -> str:

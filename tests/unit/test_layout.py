@@ -102,7 +102,7 @@ def private_names(tree: ast.Module) -> set[str]:
 
 OF_OTHERS = {
     "adapters/mistral_common.py": {"_tekken_token2id_nospecial"},
-    "candidates.py": {"_get_candidate_generator", "_validate_generation_mode"},
+    "candidates.py": {"_assisted_decoding", "_get_candidate_generator", "_validate_generation_mode"},
     "products/forms.py": {"_linear_pointwise"},
     "products/kernel.py": {"_rows"},
 }

@@ -34,6 +34,9 @@ _SLOTS_STEP = 512
 """The cache has a multiple of this many slots, since rounding may depend on the length. Increase to give more calls the
 same length, and so one trial; decrease to compute attention over fewer slots."""
 
+_MOST_SLOTS = 1 << 16
+"""Slots of the longest cache for a target with fewer positions. Increase for longer texts; decrease to save memory."""
+
 _WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer
 """Layers of a dynamic cache that keep keys and values, and nothing else."""
 
@@ -114,6 +117,8 @@ def _refusals(call: Call) -> Iterator[str]:
     if call.stopping.max_length is None:
         yield "the call has no maximum length (pass max_new_tokens)"
     num_slots = _most_slots(call)
+    if num_slots > max(models.max_positions(model), _MOST_SLOTS):
+        yield f"all {num_slots} cache slots that the call may fill are allocated at once (pass fewer max_new_tokens)"
     cut = next((cut for cut in positions.cuts(model) if num_slots > cut.at), None)
     yield f"the target {cut.why}, and the call may reach it" if cut else ""
     # Positions of padding are limited to the model's, if the call has positions.

@@ -1,5 +1,6 @@
 """Stopping criteria: known classes are evaluated row by row, unknown ones are called as plain decoding does."""
 
+import math
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ class Stopping:
         self.criteria = criteria
         groups: list[list[Any]] = [[each for each in criteria if type(each) is kind] for kind in _KNOWN]
         lengths, eos, self.strings, times = groups
-        self.max_length: int | None = min((each.max_length for each in lengths), default=None)
+        finite = (math.ceil(each.max_length) for each in lengths if each.max_length < math.inf)  # may be other numbers
+        self.max_length: int | None = min(finite, default=None)
         self.eos_ids = frozenset(int(i) for each in eos for i in torch.as_tensor(each.eos_token_id).flatten().tolist())
         self.has_eos = any(hasattr(each, "eos_token_id") for each in criteria)
         self.has_time_limit = bool(times)

@@ -52,7 +52,9 @@ class Limits:
         cache = caches.cache_in(call.model_kwargs)
         self.is_static = static.is_static(cache)
         most = models.most_tokens(call.model)
-        self._max_width = min(most or 1 << 30, static.max_width(cache) if self.is_static else 1 << 30)
+        copied = models.most_copied(call.model)
+        widths = most, copied and max(copied // call.input_ids.shape[0], 1), self.is_static and static.max_width(cache)
+        self._max_width = min(width or 1 << 30 for width in widths)
         if self.is_static:
             self._max_slots = min(self._max_slots, static.capacity(cache))
         self.is_padded = self.is_static and (call.is_compiled or models.is_compiled(call.model))

@@ -88,6 +88,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)
     yield facts.untested and f"{facts.untested} has no trial with a static cache" if limits.is_static else ""
+    if limits.is_static and positions.masks_by_slot(modules(model)):
+        yield "the target masks a static cache's empty slots as if its tokens were the last ones"
     if facts.config.output_attentions or facts.config.output_hidden_states:
         yield "attentions and hidden states of blocks are not recorded"
     layers = weights.quantized_input(model)

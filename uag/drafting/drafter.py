@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from uag.errors import OptionError
 from uag.lookahead import Lookahead
@@ -80,8 +80,9 @@ class Ask:
 
     def _cut(self, line: Sequence[Proposal], budget: int, limit: int) -> list[Proposal]:
         kept = list(line[: budget if line and line[0].is_free else limit])
-        known_ids = range(self.vocab_size)
-        beyond = next((index for index, each in enumerate(kept) if each.target_id not in known_ids), len(kept))
+        # A drafter may propose NumPy's integers, or tensors.
+        kept = [each if type(each.target_id) is int else replace(each, target_id=int(each.target_id)) for each in kept]
+        beyond = next((i for i, each in enumerate(kept) if not 0 <= each.target_id < self.vocab_size), len(kept))
         if beyond < len(kept) and not kept[0].is_free:  # a prompt may have ids that the head lacks, like image markers
             self.dropped_ids.append(kept[beyond].target_id)
         return kept[:beyond]

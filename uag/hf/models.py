@@ -1,6 +1,8 @@
 """Capabilities and limitations of models."""
 
 import inspect
+from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 from transformers.cache_utils import DynamicSlidingWindowLayer
@@ -9,7 +11,7 @@ from uag.hf import names, passes, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.caches import REWINDABLE
 from uag.hf.cache.states import KEPT_BY_STATE
-from uag.hf.inspection import modules, per_call
+from uag.hf.inspection import modules, parameters, per_call
 
 _ONE_TOKEN = {
     "big_bird": "changes its attention in its first pass",
@@ -39,6 +41,13 @@ _BLOCKS_BEHIND_STATE = {
 The others ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H,
 Zamba 2), or are untested.
 """
+
+_WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
+"""transformers' functions of which a forward calls one, if it masks what lies outside a layer's window."""
+
+_MOST_COPIED = 2 << 30
+"""Bytes of experts' weights that a layer may copy for the tokens of a pass. Increase to verify more candidates at once;
+decrease to use less memory."""
 
 _PLAIN_LAYERS = tuple(set(REWINDABLE) - set(KEPT_BY_STATE))
 
@@ -163,15 +172,28 @@ def candidates_refusal(model: Any) -> str:
 
 
 def _masks_no_window(model: Any) -> bool:
-    """Whether the cache's layers keep a window, but the decoder masks none: its single tokens see fewer positions."""
-    config = model.config.get_text_config(decoder=True)
-    makers = [
-        {name for name in inspect.unwrap(type(module).forward).__code__.co_names if name.endswith("causal_mask")}
-        for module in modules(model)
-        if vars(module).get("config") is config and hasattr(module, "embed_tokens")
-    ]
-    masks_none = {"create_causal_mask"} in makers
-    return masks_none and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in caches.default_layers(model))
+    """Whether the cache's layers keep a window, but no forward masks one: single tokens see fewer positions."""
+    if not any(isinstance(layer, DynamicSlidingWindowLayer) for layer in caches.default_layers(model)):
+        return False
+    config, parts = model.config.get_text_config(decoder=True), _decoder_parts(model)
+    parts = [part for part in parts if vars(part).get("config") is config] or parts  # without an image encoder's
+    forwards = {inspect.unwrap(type(part).forward) for part in parts}
+    return _WINDOW_MASKS.isdisjoint(name for forward in forwards for name in _names_in(forward.__code__))
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function uses, also in its lambdas."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
+def _decoder_parts(model: Any) -> list[Any]:
+    """Return the modules of an encoder-decoder's decoder, or of the model itself; none of a config."""
+    if not hasattr(model, "modules"):
+        return []
+    return list(model.get_decoder().modules()) if model.config.is_encoder_decoder else modules(model)
 
 
 def _routing_refusal(module: Any) -> str:
@@ -195,6 +217,23 @@ def most_tokens(model: Any) -> int | None:
     routers = [vars(module) for module in modules(model) if "moe_eval_capacity_token_fraction" not in vars(module)]
     capacities = [known["expert_capacity"] for known in routers if isinstance(known.get("expert_capacity"), int)]
     return max(min(capacities), 1) if capacities else None
+
+
+@per_call
+def most_copied(model: Any) -> int | None:
+    """Return the most tokens of a pass whose experts' weights may be copied, or None if none are.
+
+    transformers' `batched_mm`, with which it decodes on accelerators, copies the weights of each token's experts.
+    """
+    kinds = ("batched_mm",) if model.device.type == "cpu" else ("batched_mm", "grouped_mm")
+    if model.config.get_text_config(decoder=True)._experts_implementation not in kinds:
+        return None
+    by_layer = [
+        [each for each in parameters(part).values() if getattr(each, "ndim", 0) == 3] for part in modules(model)
+    ]
+    sizes = [sum(each[0].nbytes for each in layer) for layer in by_layer if layer]
+    num_chosen = [vars(part)["top_k"] for part in modules(model) if isinstance(vars(part).get("top_k"), int)]
+    return max(_MOST_COPIED // (max(sizes) * max(num_chosen, default=1)), 1) if sizes else None
 
 
 @per_call
@@ -234,6 +273,10 @@ def can_compile(model: Any) -> bool:
 def max_positions(model: Any) -> int:
     """Return the maximum number of positions of a model or a config; very large if it has no limit."""
     config = getattr(model, "config", model).get_text_config(decoder=True)
+    for part in _decoder_parts(model):
+        table: Any = getattr(part, "position_embeddings", None)
+        if hasattr(part, "create_position_ids_from_input_ids") and hasattr(table, "num_embeddings"):
+            return int(table.num_embeddings) - int(part.padding_idx) - 1  # positions begin after the padding (RoBERTa)
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED  # T5's positions are relative; n_positions is only its training length
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):

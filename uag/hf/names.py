@@ -36,6 +36,7 @@ def is_newer_release() -> bool:
 NAMES: dict[Any, tuple[str, ...]] = {
     transformers.GenerationMixin: (
         *("generate", "prepare_inputs_for_generation", "_prefill", "_sample", "_update_model_kwargs_for_generation"),
+        "_assisted_decoding",
         *("_get_candidate_generator", "_extract_generation_mode_kwargs", "_validate_generation_mode"),
         *("_optimize_model_for_decode", "_supports_default_dynamic_cache", "_valid_auto_compile_criteria"),
     ),

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -20,8 +20,12 @@ _SIGNS_OF_NO_MEMORY = ("MemoryError", "out of memory", "can't allocate memory", 
 """Parts of errors that report that memory ran out; cuBLAS and the CPU's allocator raise plain runtime errors."""
 
 _stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.6
-_answers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()
+_known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
+"""By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
+
+_lock = threading.Lock()
+_eager_trials: list[str] = []
+_stances = ExitStack()
 
 
 def once(
@@ -29,23 +33,44 @@ def once(
 ) -> T:
     """Return the result of the trial `run` of a model, or what `failed` returns for an exception's description.
 
-    It runs at the first call, and again if `key` changes. Compiled forwards run eagerly, unless `compiles` is set.
+    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run eagerly, unless
+    `compiles` is set. Only calls of the same model wait for it.
     """
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
-    answers: dict[str, tuple[Any, T]] = _answers.setdefault(itself, {})
-    if (entry := answers.get(name)) and entry[0] == key:  # without the lock: another model may be in a long trial
+    with _lock:
+        answers: dict[str, tuple[Any, T]]
+        answers, failures, lock = _known.setdefault(itself, ({}, {}, threading.RLock()))
+    if (entry := answers.get(name)) and entry[0] == key:
         return entry[1]
-    with _lock, without_trace(model, compiles), torch.no_grad():
+    with lock, without_trace(model), nullcontext() if compiles else _eagerly(name), torch.no_grad():
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
         try:
             answers[name] = key, run()
         except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if any(sign in why for sign in _SIGNS_OF_NO_MEMORY):
-                return failed(why[:140])  # more memory may be free later
+            is_first = failures.get(name, failures) != key
+            if is_first or any(sign in why for sign in _SIGNS_OF_NO_MEMORY):
+                failures[name] = key  # later, more memory may be free, or the device may work again
+                return failed(why[:140])
             answers[name] = key, failed(why[:140])
         return answers[name][1]
+
+
+@contextmanager
+def _eagerly(name: str) -> Iterator[None]:
+    """Run compiled forwards eagerly. PyTorch has one stance for all threads, so the last trial to end restores it."""
+    with _lock:
+        if not _eager_trials:
+            _stances.enter_context(_stance("force_eager"))
+        _eager_trials.append(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            _eager_trials.remove(name)
+            if not _eager_trials:
+                _stances.close()
 
 
 class DrawsError(RuntimeError):
@@ -70,17 +95,20 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def without_trace(model: Any, compiles: bool = False) -> Iterator[None]:
-    """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn."""
+def without_trace(model: Any) -> Iterator[None]:
+    """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn.
+
+    Another thread may place or remove functions, or change the mode, meanwhile: these are not restored.
+    """
     saved: list[tuple[dict[str, Any], str, Any, torch.Tensor | None]] = []
     for owner in [owner for module in model.modules() for owner in (vars(module), module._buffers)]:
         for name, value in owner.copy().items():
             is_copied = isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED and not value.is_meta
-            if not callable(value):  # another thread may place or remove functions meanwhile
+            if not callable(value) and name != "training":
                 saved.append((owner, name, value, value.clone() if is_copied else None))
     in_full = torch.autocast(device_of(model).type, enabled=False)
     try:
-        with _NoDraws(), in_full, nullcontext() if compiles else _stance("force_eager"):  # type: ignore[no-untyped-call]
+        with _NoDraws(), in_full:  # type: ignore[no-untyped-call]
             yield
     finally:
         with torch.inference_mode():  # some tensors may have been created in it

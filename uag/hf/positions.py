@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 @per_call
 def cuts(model: Any) -> tuple[Cut, ...]:
     """Return every length at which a model's forward changes; empty for most models."""
-    of_modules = {cut for module in modules(model) for cut in (*_rotary(module), *_sparse(module))}
+    of_modules = {cut for module in modules(model) for cut in (*_rotary(module), *_sparse(module), *_masks(module))}
     return tuple(sorted(of_modules | {*_restarts(model)}))
 
 
@@ -60,6 +60,18 @@ def _sparse(module: Any) -> Iterator[Cut]:
     at = vars(module).get("index_topk")
     if isinstance(at, int):
         yield Cut(at, f"selects its keys by rank beyond length {at}")
+
+
+def _masks(module: Any) -> Iterator[Cut]:
+    """Attention with a causal mask of its own, [1, 1, slots, slots], which counts the slots of a cache (GPT-Neo)."""
+    mask = module._buffers.get("bias")
+    if mask is not None and mask.dim() == 4:
+        yield Cut(mask.shape[-1], f"masks the first {mask.shape[-1]} slots of its cache only")
+
+
+def masks_by_slot(parts: Iterable[Any]) -> bool:
+    """Whether any attention takes the last slots of a cache, which are empty in a static one, for those of a pass."""
+    return any(True for part in parts for _ in _masks(part))
 
 
 def _restarts(model: Any) -> Iterator[Cut]:

@@ -34,8 +34,8 @@ def num_outputs(module: Any) -> int | None:
 
 
 def num_bytes(model: Any) -> int:
-    """Return the bytes that a pass reads if every weight has the model's dtype."""
-    return int(model.num_parameters() * model.dtype.itemsize)
+    """Return the bytes of a model's weights, which a pass reads; 4-bit weights are packed."""
+    return int(model.get_memory_footprint(return_buffers=False))
 
 
 def shapes(model: Any) -> int:

@@ -1,18 +1,23 @@
 """Stopping criteria are called once per step with plain decoding's arguments, and time limits end a call."""
 
+import copy
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import StoppingCriteria
 from transformers.generation import stopping_criteria as criteria_module
 
+import uag
 from tests.support.calls import (
     GREEDY,
     NEW,
     PROMPTS,
     ROWS,
     SAMPLED,
+    EndsAt,
     Puts,
     Watches,
     assistant_of,
@@ -24,6 +29,7 @@ from tests.support.calls import (
     seeded,
 )
 from tests.support.grids import covering
+from uag.errors import UnsupportedError
 
 SCORES = {"return_dict_in_generate": True, "output_scores": True}
 
@@ -133,3 +139,31 @@ def test_max_time(num_rows: int, passes: int, monkeypatch: pytest.MonkeyPatch) -
         assert clock.num == passes, "another pass after the time was over"
         assert (assistant.stats.num_candidate_tokens > 0) == (passes > 1)
         assert streamer is None or len(streamer.puts) == num + 1
+
+
+NAMES = ("max_new_tokens", "max_length")
+LIMITS = (12.0, 12.5, np.float64(12), np.int32(12), float("inf"), 10**30, sys.maxsize, torch.tensor(12))
+
+
+@covering(
+    "limit, name, num_rows, options", LIMITS, ("max_new_tokens", "max_length"), (1, 3), (GREEDY, SAMPLED), strength=1
+)
+def test_limits_of_other_types(name: str, limit: Any, num_rows: int, options: dict[str, Any]) -> None:
+    target = pair()[0]
+    given = left_padded(PROMPTS[:num_rows]) | options | {"stopping_criteria": [EndsAt(18)]}
+    del given["max_new_tokens"]
+    try:
+        expected = seeded(3, target.generate, **copy.deepcopy(given), **{name: limit})
+    except Exception as error:  # noqa: BLE001 - whatever transformers raises
+        with pytest.raises(type(error)):
+            oracle(target, None, torch.zeros((num_rows, 20)), 7).generate(target, **given, **{name: limit})
+        return
+    assistant = oracle(target, None, expected, given["input_ids"].shape[1])
+    assert compare(target, given | {name: limit}, assistant).num_accepted_tokens > 0
+
+
+def test_fixed_width_refuses_a_limit_that_it_would_allocate_at_once() -> None:
+    target, tokenizer = pair()[:2]
+    assistant = uag.Assistant(None, None, tokenizer, draft_independent=True, own_kernels=False)
+    with pytest.raises(UnsupportedError, match="all 1000005 cache slots that the call may fill"):
+        assistant.generate(target, **left_padded(PROMPTS[:1]), do_sample=False, max_new_tokens=10**6)

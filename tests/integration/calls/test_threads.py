@@ -17,7 +17,7 @@ from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padde
 from tests.support.short_calls import GREEDY, SAMPLED
 from uag.drafting import Ask
 from uag.hf.models import head_size
-from uag.hf.once import _answers
+from uag.hf.once import _known
 from uag.proposal import Proposal
 
 NUM_ROUNDS = 2
@@ -81,7 +81,7 @@ def test_eight_threads_get_what_they_get_alone() -> None:
     with_generators += [sampled(seed, without_draft, num_rows) for seed, num_rows in ((3, 1), (4, 3))]
     streams = [greedy, greedy, plain, default_draws, *with_generators]
     alone = [stream() for stream in streams]
-    _answers.clear()  # trials run beside the other streams, too
+    _known.clear()  # trials run beside the other streams, too
     for expected, runs in zip(alone, run_together(streams), strict=True):
         assert runs == [expected] * NUM_ROUNDS
 

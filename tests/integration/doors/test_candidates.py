@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
+from transformers import (
+    DynamicCache,
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
 
 import uag
-from tests.support.calls import Looks, OracleDrafter
+from tests.support.calls import EndsAt, Looks, OracleDrafter
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_target
 from uag import CandidateGenerator
@@ -184,3 +191,44 @@ def test_the_drafter_is_released_with_the_generator() -> None:
     del generator
     gc.collect()
     assert released == [1]
+
+
+def same_draft_options(tokenizer: Any) -> dict[str, Any]:
+    """Return the arguments for a draft all of whose candidates are accepted."""
+    return {"assistant_model": tiny_target("llama")[0], "tokenizer": tokenizer, "assistant_tokenizer": tokenizer}
+
+
+@pytest.mark.parametrize("place", range(6, 10))
+@pytest.mark.parametrize("kind", ["stop string", "own criterion", "EOS", "length"])
+def test_criteria_that_are_met_inside_a_block_end_the_text_there(kind: str, place: int) -> None:
+    """transformers' loop looks at a block's end only."""
+    target, tokenizer, _, _ = models("llama")
+    inputs, model, options = prompt(tokenizer), plugged("llama"), {"max_new_tokens": NEW, "do_sample": False}
+    size = inputs.shape[1]
+    output = target.generate(inputs, **options)[0, size:].tolist()
+    criteria = {
+        "own criterion": EndsAt(size + place),
+        "EOS": EosTokenCriteria(torch.tensor([output[place]])),
+        "length": MaxLengthCriteria(size + place),
+    }
+    more: dict[str, Any] = {"stop_strings": [tokenizer.decode(output[place : place + 2])], "tokenizer": tokenizer}
+    if kind in criteria:
+        more = {"stopping_criteria": StoppingCriteriaList([criteria[kind]])}
+    expected = target.generate(inputs, **options, **more).tolist()
+    assert len(expected[0]) < size + NEW
+    assert model.generate(inputs, **options, **more | same_draft_options(tokenizer)).tolist() == expected
+
+
+@pytest.mark.parametrize("num_cached", [3, 10])
+def test_a_filled_cache_is_decoded_plainly(num_cached: int) -> None:
+    target, tokenizer, _, _ = models("llama")
+    inputs, model = prompt(tokenizer), plugged("llama")
+    results = []
+    for each, more in ((target, {}), (model, same_draft_options(tokenizer))):
+        cache = DynamicCache(config=target.config)
+        with torch.no_grad():
+            target(inputs[:, :num_cached], **{CACHE: cache}, use_cache=True)
+        ids = each.generate(inputs, **{CACHE: cache}, max_new_tokens=NEW, do_sample=False, **more)
+        results.append((ids.tolist(), cache.get_seq_length()))
+    assert results[0] == results[1]
+    assert "filled cache" in uag.last_stats(model).fallbacks[0]

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.rollbacks import check_rollbacks
 from uag.drafting import DraftModel
 from uag.drafting.models.static_draft import StaticDraft
-from uag.projection import Feed, Node, link
+from uag.projection import DraftRow, Feed, Node, link
+
+BAD = 77
 
 NAMES = ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2", "gemma3", "mistral"]
 
@@ -39,3 +42,35 @@ def test_a_pass_beyond_the_last_position_does_not_fit() -> None:
     nodes = link([Node(None, 20 + i, b"", 0) for i in range(9)])
     assert draft.fits(Feed(0, nodes[:8]))
     assert not draft.fits(Feed(0, nodes))
+
+
+@pytest.mark.parametrize("kind", [DraftModel, uncompiled])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_padding_and_rejected_tokens_that_overflow_leave_other_tokens_alone(
+    kind: Callable[[Any], DraftModel], num_rows: int
+) -> None:
+    """Slots behind the mask have weight 0, but 0 times NaN is NaN."""
+    model, _ = tiny_target("llama")
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    with torch.no_grad():
+        embeddings.weight[[0, BAD]] = torch.nan
+    draft, rows = kind(model), [DraftRow() for _ in range(num_rows)]
+    draft.start(rows)
+
+    def feed(row: int, keep: int, *ids: int) -> tuple[int, Feed]:
+        nodes = [Node(None, i, b"", 0) for i in ids]
+        return row, Feed(keep, link(nodes, rows[row].path[keep - 1] if keep else None))
+
+    prompts, second = [(5, 9, 14, 3, 27), (8, 6)][:num_rows], [(7,), (40,)][:num_rows]
+    draft.feed([feed(row, 0, *ids) for row, ids in enumerate(prompts)])
+    for _ in range(3):
+        draft.feed([feed(0, 5, BAD, BAD)])
+        draft.compact()
+        draft.feed([feed(row, len(prompts[row]), *ids) for row, ids in enumerate(second)])
+        for row in rows:
+            with torch.no_grad():
+                probs = model(torch.tensor([[node.draft_id for node in row.path]])).logits[0, -1].float().softmax(-1)
+            found = row.path[-1].probs
+            assert found is not None
+            assert float((torch.from_numpy(found) - probs).abs().max()) < 2e-5

@@ -15,7 +15,8 @@ from tests.support.grids import ROWS_AND_MODES, covering
 from uag.adapters import from_tokenizer
 from uag.drafting import Ask, Drafter, ModelDrafter, PromptLookup, TextDrafter
 from uag.errors import DrafterError, OptionError
-from uag.projection import TokenizerPair
+from uag.lookahead import Lookahead
+from uag.projection import Scoring, TokenizerPair
 from uag.proposal import Proposal
 from uag.testing import check_drafter
 
@@ -132,6 +133,25 @@ def test_ids_that_the_target_lacks_end_a_rows_candidates(wrong: int, is_free: bo
     assert 0 < stats.num_candidate_tokens <= stats.num_rounds
     reason = f"'garbage' proposed the id {wrong}, which the target's head lacks; such candidates were dropped"
     assert stats.fallbacks == ([] if is_free else [reason])
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, torch.tensor])
+def test_ids_of_other_types_are_compared_as_numbers(kind: Callable[[int], Any]) -> None:
+    """`in` a range walks it for numbers that are no int."""
+    target = pair()[0]
+    inputs = left_padded(PROMPTS[:1])
+    output = target.generate(**inputs, **GREEDY)[0, inputs["input_ids"].shape[1] :].tolist()
+    seen: list[int] = []
+
+    class Accepts(Garbage):
+        def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+            seen.extend(output_ids)
+
+    drafter = Accepts(lambda: [[Proposal(kind(i), 0.9) for i in output[len(seen) : len(seen) + 3]]])
+    ask = Ask([3], 3, Lookahead(3), lambda *_: Scoring(649), vocab_size=1 << 60)
+    assert [[type(each.target_id) for each in row] for row in ask.put_to(drafter)] == [[int] * 3]
+    stats = compare(target, inputs | GREEDY, uag.Assistant(None, drafter=drafter, num_candidate_tokens=3))
+    assert stats.num_accepted_tokens == stats.num_candidate_tokens > 0
 
 
 def test_a_custom_drafter_is_used_without_prompt_lookup() -> None:

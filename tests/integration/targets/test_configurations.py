@@ -7,12 +7,14 @@ import pytest
 import torch
 import transformers
 
-from tests.support.calls import compare
+import uag
+from tests.support.calls import GREEDY, NEW, PROMPTS, compare, left_padded
 from tests.support.class_inputs import inputs_of
 from tests.support.configurations import build, examine, sweep
 from tests.support.grids import covering
-from tests.support.models import spread
+from tests.support.models import spread, tiny_model
 from tests.support.tiny_classes import class_names, tiny_config
+from tests.support.walk import SharedDrafter
 from uag.hf import names
 
 SWITCH, NLLB = "SwitchTransformersForConditionalGeneration", "NllbMoeForConditionalGeneration"
@@ -92,6 +94,21 @@ def test_a_decoder_that_masks_no_window_over_a_cache_with_windows_falls_back_wit
     assert "applies no window mask" in reason
 
 
+@pytest.mark.parametrize(
+    "class_name",
+    ["FalconForCausalLM", "GPTNeoXForCausalLM", "GPT2LMHeadModel", "WhisperForConditionalGeneration"],
+)
+def test_classes_that_mask_no_window_by_any_other_name_of_their_embeddings(class_name: str) -> None:
+    kind, reason = examine(class_name, build(class_name, {"sliding_window": 4}), 3, False, 0.75)
+    assert kind == "plain", reason
+    assert "applies no window mask" in reason
+
+
+@pytest.mark.parametrize("class_name", ["ExaoneMoeForCausalLM", "ModernBertDecoderForCausalLM", "MistralForCausalLM"])
+def test_classes_that_mask_windows_are_assisted_beyond_them(class_name: str) -> None:
+    assert check(built(class_name, sliding_window=4), class_name, 1).num_accepted_tokens > 0
+
+
 def test_a_drawn_sample_of_all_configurations_is_equal_or_plain_with_a_reason() -> None:
     """Of each class: unchanged, and with two variants."""
     draws = random.Random(1)
@@ -118,3 +135,16 @@ def test_examine_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.hf.models.most_tokens", lambda model: None)
     options = {"expert_capacity": 1, "decoder_start_token_id": 0}
     assert examine(SWITCH, build(SWITCH, options), 3, False, 0.75)[0] == "DIFFERENT"
+
+
+@pytest.mark.parametrize(("num_rows", "most"), [(1, 3), (2, 1)])
+def test_a_pass_copies_the_experts_of_few_tokens(num_rows: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("mixtral", 300, num_local_experts=8, num_experts_per_tok=2)
+    model.set_experts_implementation("batched_mm")
+    experts = sum(weight.nbytes for weight in model.model.layers[0].mlp.experts.parameters())
+    monkeypatch.setattr("uag.hf.models._MOST_COPIED", experts)  # of four tokens
+    given = left_padded(PROMPTS[:num_rows]) | GREEDY
+    output = model.generate(**given)[:, -NEW:].tolist()
+    assistant = uag.Assistant(None, drafter=SharedDrafter(output, 300, 1.0), num_candidate_tokens=8)
+    stats = compare(model, given, assistant)
+    assert 0 < stats.num_candidate_tokens <= most * num_rows * stats.num_rounds

@@ -5,15 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 import uag
-from tests.support.calls import PROMPTS, compare, left_padded, seeded
+from tests.support.calls import PROMPTS, EndsAt, compare, left_padded, seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.models import spread, tiny_draft, tiny_of_class, tiny_target
 from tests.support.short_calls import NEW, SAMPLED
 from tests.support.tiny_classes import tiny_config
 from tests.support.tokenizers import small_tokenizer
+from tests.support.walk import SharedDrafter
 
 
 @cache
@@ -76,3 +83,30 @@ def test_nothing_follows_an_id_that_takes_no_position_in_a_block(seed: int) -> N
     written = seeded(seed, target.generate, **given)[0, -40:].tolist()
     assert 0 < written.count(padding) < 40
     assert compare(target, given, seed=seed).num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("decoder", ["roberta", "xlm-roberta", "camembert", "xmod"])
+def test_a_decoder_whose_positions_begin_after_the_padding_id(decoder: str) -> None:
+    """Of 42 positions, 40 are left, all of which plain decoding writes."""
+    sizes = {"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "intermediate_size": 64}  # fmt: skip
+    more: dict[str, Any] = {
+        "max_position_embeddings": 42,
+        "pad_token_id": 1,
+        "is_decoder": True,
+        "add_cross_attention": True,
+    }
+    if decoder == "xmod":
+        more |= {"languages": ("en_XX",), "default_language": "en_XX"}
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(
+        AutoConfig.for_model("bert", **sizes), AutoConfig.for_model(decoder, **sizes, **more)
+    )
+    torch.manual_seed(0)
+    model = spread(EncoderDecoderModel(config))
+    model.generation_config.decoder_start_token_id, model.generation_config.pad_token_id = 0, 1
+    given = {"input_ids": torch.tensor([[5, 9, 14, 3, 27, 2]]), "max_new_tokens": 39, "do_sample": False}
+    output = model.generate(**given)[0, 1:].tolist()
+    assert len(output) == 39
+    assistant = uag.Assistant(None, drafter=SharedDrafter([output + 8 * [7]], 400, 1.0), num_candidate_tokens=4)
+    given |= {"max_new_tokens": 200, "stopping_criteria": [EndsAt(40)]}
+    assert compare(model, given, assistant).num_accepted_tokens > 0

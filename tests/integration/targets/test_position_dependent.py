@@ -8,7 +8,7 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, ROWS, compare, left_padded, num_drafted
-from tests.support.grids import covering
+from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import tiny_model, tiny_of_class
 from uag.hf.cache.caches import CACHE
 
@@ -144,3 +144,18 @@ def test_a_target_that_hears_as_it_writes(num_rows: int) -> None:
         "the target encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate, so "
         "this call falls back to plain decoding"
     ]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@ROWS_AND_MODES
+def test_a_target_whose_mask_counts_the_slots_of_its_cache(
+    is_static: bool, num_rows: int, options: dict[str, Any]
+) -> None:
+    model = tiny_model("gpt_neo", VOCAB, max_position_embeddings=48)
+    given = left_padded([[5, 9], [8], [12, 40]][:num_rows]) | options | {"max_new_tokens": 44}
+    if is_static:
+        given["cache_implementation"] = "static"
+    stats = compare(model, given)
+    assert (stats.num_accepted_tokens > 0) == (not is_static)
+    reason = "masks a static cache's empty slots" if is_static else "masks the first 48 slots of its cache only"
+    assert any(reason in fallback for fallback in stats.fallbacks) == (is_static or num_rows > 1)

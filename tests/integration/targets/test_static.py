@@ -139,7 +139,8 @@ def test_copies_to_the_host(options: dict[str, Any]) -> None:
     num_noise = stats.num_candidate_tokens if options is SAMPLED else 0
     assert counts.pop("cpu") == stats.num_draft_forwards + num_noise
     assert counts.pop("tolist") == stats.num_target_forwards - 1
-    assert 8 < counts.pop("__bool__") <= stats.num_rounds  # transformers' mask asks whether the cache is empty
+    # transformers' mask asks whether the cache is empty, and uag whether candidates overflowed, after the pass.
+    assert 8 < counts.pop("__bool__") <= 2 * stats.num_rounds
     assert not any(counts.values())
 
 

@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from transformers import GPT2Config, LlamaConfig, LlavaConfig, PreTrainedConfig, T5Config
 
+from tests.support.configurations import build
 from tests.support.models import tiny_model
-from uag.hf import models
+from uag.hf import models, weights
 
 UNLIMITED = 1 << 30
 
@@ -51,3 +53,30 @@ def test_routers_limit_a_pass_to_their_smallest_capacity(
         vars(module).update(own)
     assert models.most_tokens(model) == most_tokens
     assert models.has_experts(model) is has_experts
+
+
+@pytest.mark.parametrize("class_name", ["RobertaForCausalLM", "CamembertForCausalLM", "XmodForCausalLM"])
+def test_positions_that_begin_after_the_padding_id_are_fewer(class_name: str) -> None:
+    options = {"max_position_embeddings": 42, "pad_token_id": 1, "is_decoder": True}
+    model = build(class_name, options)
+    assert models.max_positions(model) == 40
+
+
+@pytest.mark.parametrize(("implementation", "most"), [("eager", None), ("grouped_mm", None), ("batched_mm", 4)])
+def test_experts_that_are_copied_for_each_token_limit_a_pass(
+    implementation: str, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("mixtral", 60, num_local_experts=8, num_experts_per_tok=2)
+    model.set_experts_implementation(implementation)
+    experts = sum(weight.nbytes for weight in model.model.layers[0].mlp.experts.parameters())
+    monkeypatch.setattr(models, "_MOST_COPIED", experts)
+    assert models.most_copied(model) == most
+    assert models.most_copied(tiny_model("llama", 60)) is None
+
+
+def test_packed_weights_count_with_their_own_size() -> None:
+    model = tiny_model("llama", 60)
+    size = weights.num_bytes(model)
+    packed = model.lm_head.weight.detach().to(torch.uint8)
+    model.lm_head.weight = nn.Parameter(packed, requires_grad=False)
+    assert weights.num_bytes(model) == size - 3 * packed.numel()

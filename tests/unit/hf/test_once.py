@@ -79,8 +79,47 @@ def test_whatever_an_experiment_raises_is_an_answer(error: type[Exception]) -> N
         raise error("too\n  bad")
 
     model = Stateful()
-    assert once(model, "a", run, describe).startswith(f"failed ({error.__name__}: ")
-    assert once(model, "a", lambda: "another run", describe).startswith(f"failed ({error.__name__}: ")
+    for trial in (run, run, lambda: "another run"):
+        assert once(model, "a", trial, describe).startswith(f"failed ({error.__name__}: ")
+
+
+def test_a_trial_that_fails_runs_once_more() -> None:
+    model = Stateful()
+    assert once(model, "a", lambda: str(1 // 0), describe).startswith("failed (ZeroDivisionError")
+    assert once(model, "a", lambda: "another run", describe) == "another run"
+
+
+def test_the_mode_that_another_thread_sets_during_a_trial_stays() -> None:
+    model = Stateful()
+    with without_trace(model):
+        model.eval()
+    assert not model.training
+
+
+def test_a_long_trial_delays_only_its_own_model() -> None:
+    long, other = Stateful(), Stateful()
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def wait() -> str:
+        has_begun.set()
+        return str(may_end.wait(60))
+
+    stance = torch._dynamo.eval_frame._stance
+    results: list[str] = []
+    threads = [threading.Thread(target=lambda: results.append(once(long, "a", wait, describe))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert has_begun.wait(60)
+    asked = threading.Thread(target=lambda: results.append(once(other, "a", lambda: "done", describe)), daemon=True)
+    asked.start()
+    asked.join(60)
+    assert results == ["done"]
+    assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert results == ["done", "True", "True"]
+    assert torch._dynamo.eval_frame._stance is stance
 
 
 @pytest.mark.parametrize(

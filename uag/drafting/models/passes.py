@@ -56,6 +56,7 @@ class Passes(ABC):
         needs_normalizer: whether to set `log_normalizer` of nodes; set by the caller.
         batch: the rows and their tokens in the cache.
         failure: why passes since the last `start` failed; empty if none did.
+        has_overflowed: whether the last pass had NaN among its logits.
     """
 
     is_encoder_decoder = False
@@ -68,6 +69,7 @@ class Passes(ABC):
         self.needs_normalizer = False
         self.batch = Batch()
         self.failure = ""
+        self.has_overflowed = False
         self._num_ids = vocab_size if num_ids is None else num_ids
         self._copies: Sequence[Copies[Any]] = ()  # by row, if the model has states that cannot be cut
 
@@ -145,6 +147,7 @@ class Passes(ABC):
         """Set the distributions of nodes, each with its token's index in `logits` [num_tokens, vocab_size]."""
         logits = logits[:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
+        self.has_overflowed = bool(np.isnan(probs[:, 0]).any())
         if probs.shape[-1] < self._num_ids:
             probs = np.pad(probs, ((0, 0), (0, self._num_ids - probs.shape[-1])))
         normalizers = torch.logsumexp(logits, dim=-1).tolist() if self.needs_normalizer else None

@@ -135,7 +135,7 @@ class StaticDraft(DraftModel):
         with torch.inference_mode(mode=False), torch.no_grad():  # passes cannot write to tensors of inference mode
             num_slots = self._reserve(self.batch.num_slots + padded)
             # Padding comes after the pass's tokens: no token sees it, and the next pass overwrites it.
-            tokens = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)))
+            tokens = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)), mode="edge")
             in_use = np.zeros((inputs.shape[1], num_slots), dtype=np.bool_)
             in_use[:, : self.batch.num_slots + width] = self._slots_in_use(requests, width)
             tensors = {"tokens": torch.from_numpy(tokens), "in_use": torch.from_numpy(in_use)}

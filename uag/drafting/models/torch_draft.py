@@ -99,14 +99,29 @@ class DraftModel(Passes):
             caches.cut_slots(self.batch.cache, 0, used)
         self.batch.num_slots = used
 
+    def _wipe(self) -> None:
+        """Zero the slots that no token uses: the mask gives them weight 0, but 0 times NaN is NaN."""
+        is_unused = torch.from_numpy(self._slots_in_use((), 0) == 0)
+        for layer in caches.self_attention_layers(self.batch.cache):
+            num_more = layer.keys.shape[2] - is_unused.shape[1]
+            places = torch.nn.functional.pad(is_unused, (0, num_more), value=True)[:, None, :, None].to(self.device)
+            layer.keys.masked_fill_(places, 0)
+            layer.values.masked_fill_(places, 0)
+
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         batch = self.batch
         with self._without_gradients(), self._evaluating(), self._running():
             self._trim()
+            if self.has_overflowed:
+                self._wipe()
             width = max(len(request.nodes) for _, request in requests)
             kept = min(width, KEPT_POSITIONS)
-            # Ids and positions; rows end in the last column.
+            # Ids and positions; rows end in the last column. Padding repeats an id of the row: others may overflow.
             inputs = np.zeros((2, len(batch.rows), width), dtype=np.int64)
+            of_rows = dict(requests)
+            for row, progress in enumerate(batch.rows):
+                nodes = of_rows[row].nodes if row in of_rows else progress.path
+                inputs[0, row] = self._embedded([node.draft_id for node in nodes[:1]] or [0])
             for row, request in requests:
                 first = width - len(request.nodes)
                 inputs[0, row, first:] = self._embedded([node.draft_id for node in request.nodes])
