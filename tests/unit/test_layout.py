@@ -32,7 +32,7 @@ BELOW = {
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "decoding drafting errors gguf hf loading lookahead products options stats",
     "testing": "assistant drafting errors loading proposal",
-    "candidates": "decoding drafting hf lookahead projection proposal sampling stats",
+    "candidates": "decoding drafting hf lookahead products projection proposal sampling stats",
     "installing": "assistant errors gguf hf loading options",
     "serving": "errors hf installing loading stats",
     "bench": "_version adapters assistant errors gguf hf loading stats",

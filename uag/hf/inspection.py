@@ -24,11 +24,6 @@ def parameters(module: Any) -> dict[str, Any]:
     return own
 
 
-def is_transformed() -> bool:
-    """Whether a transform of `torch.func` is active in this thread, in which tensors hold no data of their own."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 without_functions = torch._C.DisableTorchFunction
 """A context in which this thread's function modes do not see what PyTorch runs."""
 

@@ -17,7 +17,7 @@ from transformers.integrations import moe
 from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
 from transformers.integrations.sdpa_attention import create_position_bias_mask, sdpa_attention_forward
 
-from uag.hf.inspection import is_transformed, without_functions
+from uag.hf.inspection import without_functions
 from uag.products import kernel
 
 ANY = 1 << 62
@@ -51,7 +51,6 @@ def is_usual(x: Any) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-        and not is_transformed()
     )
 
 

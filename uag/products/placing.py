@@ -17,8 +17,8 @@ from torch import nn
 from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
-from uag.hf import foreign_code, inspection, models, registries
-from uag.products import kernel, operations
+from uag.hf import foreign_code, inspection, models
+from uag.products import kernel, operations, registries
 
 _thread = threading.local()
 

@@ -13,7 +13,7 @@ from uag.bench import Prompt, read_prompts, spread
 from uag.errors import LoadingError, OptionError
 from uag.loading import encode, encode_prompt
 
-PACKED = gzip.compress(b'{"prompt": "def f(x, mtime=0):"}\n' * 50)
+PACKED = gzip.compress(b'{"prompt": "def f(x):"}\n' * 50, mtime=0)
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]
 
 
@@ -29,7 +29,7 @@ MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": 
 def test_json_lines_are_read_packed_and_unpacked(tmp_path: Path, entry: dict[str, Any], prompt: Prompt) -> None:
     plain, packed = tmp_path / "p.jsonl", tmp_path / "p.jsonl.gz"
     plain.write_text(json.dumps(entry) + "\n", encoding="utf-8")
-    packed.write_bytes(gzip.compress(plain.read_bytes(, mtime=0)))
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_prompts(plain) == read_prompts(packed) == [prompt]
     assert prompt.content in (prompt.text, MESSAGES)
 

@@ -181,7 +181,7 @@ def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, option
     def run() -> tuple[int, ...]:
         assistant = Assistant(draft, num_candidate_tokens=2, sampling="rejection")
         output = assistant.generate(
-            target, torch.tensor([[1]]), do_sample=True, max_new_tokens=3, pad_token_id=0,
+            target, torch.tensor([[1]]), do_sample=True, max_new_tokens=4, pad_token_id=0,
             return_dict_in_generate=True, **({"top_k": 0} | options),
         )  # fmt: skip
         accepted.append(assistant.stats.num_accepted_tokens)
@@ -190,7 +190,7 @@ def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, option
     monkeypatch.setattr("uag.drafting.pairing.head_size", lambda _: 0)
     found = Explorer(monkeypatch).probs(run)
     assert abs(sum(found.values()) - 1.0) < 1e-12
-    for ids, weight in plain_probs(1, 3, warp).items():
+    for ids, weight in plain_probs(1, 4, warp).items():
         assert found[ids] == pytest.approx(weight, abs=1e-12 if not options.get("temperature") else 1e-7)
     assert {0, 1, 2} <= set(accepted)
 
