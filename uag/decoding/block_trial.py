@@ -64,18 +64,19 @@ class Trial:
     everywhere: bool = False
 
 
-def run(call: Call, *, is_untested: bool) -> Trial:
+def run(call: Call, *, is_untested: bool, is_ragged: bool) -> Trial:
     """Return the result of a call's trial, which runs once per model and mode, on all ranks together.
 
-    It runs for targets that uag's kernels compute, and for those that are untested.
+    It runs for targets that uag's kernels compute, and for those that are untested. In a call whose rows advance
+    independently (`is_ragged`), padding must not change a row's bits either.
     """
-    model, num_rows = call.model, min(call.input_ids.shape[0], 2)
+    model, num_rows = call.model, _num_rows(call)
     if not call.kernels and not is_untested:
         return Trial(dependence=call.kernels.why_none)
     trial = once(
         model,
-        f"block of {num_rows} rows",
-        lambda: _try(call, is_untested),
+        f"block of {num_rows} rows{', padded' if is_ragged else ''}",
+        lambda: _try(call, is_untested, is_ragged),
         lambda why: Trial(f"could not be tested ({why})"),
         (_key(model), is_untested, len(call.kernels), torch.get_num_threads()),
     )
@@ -91,13 +92,13 @@ def _key(model: Any) -> Any:
     return *kinds, tuple(numbers), repr(model.config)
 
 
-def _try(call: Call, is_untested: bool) -> Trial:
+def _try(call: Call, is_untested: bool, is_ragged: bool) -> Trial:
     kernels, everywhere, dependence = call.kernels, False, call.kernels.why_none
     try:
         if kernels:
             everywhere = bool(_rounding_operations(call, kernels))
             kernels = kernels.replacing_functions() if everywhere else kernels
-            dependence = _dependence(call, kernels)
+            dependence = _dependence(call, kernels, is_ragged)
             if is_untested and _difference(call, _logits(call, kernels)[0], _logits(call, OwnKernels())[0]):
                 kernels, dependence = OwnKernels(), "computes other logits than uag's kernels"
         refusal = _refusal(call, kernels) if is_untested else ""
@@ -132,15 +133,16 @@ def _difference(call: Call, logits: torch.Tensor, expected: torch.Tensor) -> flo
     return difference if difference > most else 0.0
 
 
-def _dependence(call: Call, kernels: OwnKernels) -> str:
+def _dependence(call: Call, kernels: OwnKernels, is_ragged: bool) -> str:
     """Return why the bits of a token's logits depend on the block, or an empty string."""
     if names := _rounding_operations(call, kernels):
         return f"runs {', '.join(sorted(names))} in PyTorch, which may round by the number of tokens"
-    num_rows, takes_positions = _num_rows(call), call.model_kwargs.get("position_ids") is not None
     known: dict[tuple[int, int], torch.Tensor] = {}
-    # With positions, padding must not change a row either: the second row of two is the row that is tried alone.
-    for is_padded in (False, True) if num_rows == 2 and takes_positions else (num_rows == 2,):
-        for start, of_pass in enumerate(_logits(call, kernels, num_rows if is_padded else 1, is_padded=is_padded)):
+    trials = [_logits(call, kernels)]
+    if is_ragged:  # the second row is then computed without its padding
+        trials.append(_logits(call, kernels, num_rows=1))
+    for trial in trials:
+        for start, of_pass in enumerate(trial):
             for row, of_row in enumerate(reversed(of_pass)):
                 for place, logits in enumerate(of_row):
                     if not torch.equal(logits, known.setdefault((row, start + place), logits)):
@@ -186,12 +188,7 @@ def _num_rows(call: Call) -> int:
 
 
 def _logits(
-    call: Call,
-    kernels: OwnKernels,
-    num_rows: int | None = None,
-    *,
-    is_padded: bool = False,
-    watch: list[set[Any]] | None = None,
+    call: Call, kernels: OwnKernels, *, num_rows: int | None = None, watch: list[set[Any]] | None = None
 ) -> list[torch.Tensor]:
     """Return the logits [num_rows, width, vocab_size] of each of the trial's passes; note products in `watch`."""
     is_encoder_decoder = call.model.config.is_encoder_decoder
@@ -199,10 +196,10 @@ def _logits(
     ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + len(_WIDTHS) + max(_WIDTHS))
     text = torch.tensor([ids] * num_rows, device=call.input_ids.device)
     prompt, mask = text[:, :_PROMPT_LENGTH], torch.ones_like(text[:, :_PROMPT_LENGTH])
-    if is_padded and not is_encoder_decoder:
-        mask[1:, :_NUM_PADS] = 0
-    elif not is_encoder_decoder and num_rows == 1:  # the padded row, alone
+    if not is_encoder_decoder and num_rows == 1:  # the padded row of two, alone
         prompt, mask = prompt[:, _NUM_PADS:], mask[:, _NUM_PADS:]
+    elif not is_encoder_decoder and call.model_kwargs.get("position_ids") is not None:
+        mask[1:, :_NUM_PADS] = 0
     found = []
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
         synthetic = SyntheticPasses(call, prompt, kernels, mask=mask)

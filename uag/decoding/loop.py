@@ -41,6 +41,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     start_time, start_of_work = time.perf_counter(), clock.now()
     has_drafter = call.ranks.broadcast(drafter is not None)
     if not has_drafter and not call.draft_independent and not call.kernels:
+        stats.draft_dependence = call.kernels.why_none
         return decode_plainly(call, stats)
     if drafter is not None and not call.stopping.others:  # unknown criteria may share state with a constraint
         processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)

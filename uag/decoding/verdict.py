@@ -160,7 +160,8 @@ def examine(call: Call) -> Verdict:
     verdict, is_untested = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else (Verdict(), False))
     if verdict.plain:
         return verdict
-    trial = block_trial.run(call, is_untested=is_untested)
+    is_ragged = call.input_ids.shape[0] > 1 and not verdict.lockstep
+    trial = block_trial.run(call, is_untested=is_untested, is_ragged=is_ragged)
     if trial.refusal:
         return Verdict(f"the target {trial.refusal}")
     kernels = call.kernels if trial.uses_kernels else OwnKernels()

@@ -213,7 +213,9 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
-    if dropout_p or not _fits_attention(query, key, value) or not (enable_gqa or query.shape[1] == key.shape[1]):
+    if dropout_p or not _fits_attention(query, key, value):
+        return None
+    if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
         return None
     output = _attend(query, key, value, attn_mask, is_causal, scale)
     return None if output is None else output.transpose(1, 2)
