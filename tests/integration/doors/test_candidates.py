@@ -84,7 +84,7 @@ def call_of(target: Any, config: GenerationConfig, ids: torch.Tensor) -> Call:
 
 def oracle_generator(outputs: list[int], config: GenerationConfig, **options: Any) -> CandidateGenerator:
     drafter = OracleDrafter([outputs], 1000, spoil=0)
-    return CandidateGenerator(drafter, call_of(models("gpt2")[0], config, torch.tensor([[1, 2]])), **options)
+    return CandidateGenerator(drafter, call_of(models("gpt2")[0], config, torch.tensor([[1]])), **options)
 
 
 def test_it_learns_what_was_accepted_from_the_ids_alone() -> None:
