@@ -1,8 +1,8 @@
 """Decides once per call, before the first pass, how the call is decoded.
 
 Each rule yields a reason, or an empty string if it does not apply; the first reason counts. With a reason from
-`_plain_reasons`, the call falls back to plain decoding. Otherwise, with a reason for lockstep, all rows of the batch
-keep the same number of tokens of a pass. Otherwise the rows advance independently.
+`_plain_reasons`, the call falls back to plain decoding. If there is a reason for lockstep, every row
+accepts the same number of tokens in each pass. Otherwise the rows advance independently.
 
 If several ranks run the model together, rank 0 decides for all of them.
 """
