@@ -342,7 +342,9 @@ def _static_passes(model: Any, num_rows: int, is_recorded: bool) -> Callable[[to
 def _costs(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     shapes = ("tiny",) if arguments.small else (*arguments.target, "0.1B", "0.5B")
     sizes = itertools.product((1, 4, 8, 2, 16), (1,) if arguments.small else (1, 8), shapes)
-    cases = [(*size, form) for size in sizes for form in ("eager", "static", "recorded", "compiled")]
+    has_graphs = graphs_of(torch.device(arguments.device)) is not None
+    forms = ("eager", "static", *(("recorded",) if has_graphs else ()), "compiled")
+    cases = [(*size, form) for size in sizes for form in forms]
     # Compiled passes come last, in the order above; the others in an order that loads each model once.
     cases.sort(key=lambda case: (True, case[1]) if case[3] == "compiled" else (False, case[2]))
     last = ""
@@ -359,8 +361,6 @@ def _costs(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
 
 def _measure_pass(model: Any, form: str, num_rows: int, width: int, num_passes: int) -> common.Row:
     if form == "recorded":
-        if graphs_of(model.device) is None:
-            return {"ms": float("nan"), "dtype": str(model.dtype)}
         run, ids = _static_passes(model, num_rows, is_recorded=True), torch.ones((num_rows, width), dtype=torch.long)
         seconds = [timed(model.device, partial(run, ids, PROMPT_LENGTH))[1] for _ in range(num_passes)]
         return {"ms": 1e3 * median(seconds[NUM_WARM:]), "dtype": str(model.dtype)}
