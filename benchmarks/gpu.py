@@ -1,21 +1,21 @@
 """What uag gives on a GPU: exactness, costs of passes, speed with emulated acceptance, and memory.
 
     python benchmarks/gpu.py [--device cuda] [--small] [--part costs ...] [--target 8B ...] [--draft 0.1B ...]
-        [--minutes 9]
+        [--minutes 8]
 
 Nothing is downloaded: large models have random weights. Each part first prints how long it takes, estimated from its
 passes and graphs. What exceeds its share of the minutes is left out and named; `--part` gives them all to one part, and
 `--target` to one target. `--device cpu --small` runs every part on tiny shapes. Parts:
 
-    tests   the tests marked `gpu` (skipped on a CPU)
+    tests   the tests for a second device, with recorded drafts (skipped on a CPU)
     exact   how many outputs differ from plain decoding's: the demo pair, the Python pair, tiny models of ten classes
-    fixed   how many outputs, and how many with all their logits, are those of passes of eight tokens without a draft,
-            for five sources of candidates (benchmarks/fixed_width.py): the demo pair, compiled on a GPU and not
-    costs   milliseconds of a pass of targets and drafts: eager, with a static cache, compiled
+    speed   tokens per second, milliseconds of a round's parts, and peak memory, for 1 and 8 rows. A target with random
+            weights accepts nothing, so acceptance is emulated: the draft runs its real passes, then each candidate is
+            the target's next token with the given probability, else another one
+    rows    whether a token in a block has the bits of the token alone, in bfloat16, for blocks of 2 to 16 tokens: in
+            products, means, attention, and in passes, eager and recorded; with PyTorch's settings, and without split-K
     search  milliseconds of the host between passes (benchmarks/search.py)
-    speed   tokens per second, milliseconds of a round's parts, and peak memory. A target with random weights accepts
-            nothing, so acceptance is emulated: the draft runs its real passes, then each candidate is the target's next
-            token with the given probability, else another one
+    costs   milliseconds of a pass of targets and drafts: eager, with a static cache, recorded, compiled
 """
 
 import argparse
@@ -26,8 +26,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from statistics import mean, median
@@ -35,8 +35,8 @@ from typing import Any
 from unittest.mock import patch
 
 import common
-import fixed_width
 import torch
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
@@ -44,9 +44,10 @@ import uag
 from uag.bench.arms import timed
 from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
-from uag.hf.cache import caches
+from uag.hf.cache import caches, static
 from uag.hf.cache.caches import CACHE
-from uag.hf.devices import accelerator, empty_cache
+from uag.hf.devices import accelerator, empty_cache, graphs_of
+from uag.hf.recorded import Recorded
 from uag.proposal import Proposal
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -65,10 +66,14 @@ CLASSES: dict[str, common.Row] = {
     "mistral": {"sliding_window": 16},
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
 }
-ARMS = ("uag, static + compiled, compiled draft", "uag, static + compiled", "uag", "uag, own choice", "transformers")
+ARMS = (
+    *("uag", "uag, own choice", "transformers", "transformers, static + compiled"),
+    *("uag, static + compiled", "uag, static + compiled, compiled draft"),  # these compile most
+)
+PLAIN = ("plain", "plain, static + compiled")
 PROMPT_LENGTH, NUM_WARM = 128, 8  # the first passes compile and record
 MODES = tuple(itertools.product(("dynamic", "static"), ("greedy", "sampled")))
-SHARES = {"tests": 60, "exact": 100, "fixed": 60, "costs": 130, "search": 20, "speed": 230}
+SHARES = {"tests": 60, "exact": 80, "speed": 230, "rows": 50, "search": 10, "costs": 50}
 """Each part's share of the minutes. Increase one to measure more in this part and less in the others."""
 SETUP_S, LAYER_S, BYTES_PER_S, COMPILED_LAYER_S = 0.3, 7e-4, 2e12, 1.0
 """Estimates: seconds before a measurement, of an eager layer, and of compiling one; bytes of weights read per second.
@@ -77,9 +82,16 @@ An H100 with 16 cores took about as long. Increase the seconds to leave out more
 COLUMNS = {
     "exact": {"differing outputs of": "{model}", "type": "{dtype}", "accepted": "{accepted:.0%}"}
     | {f"{cache}, {mode}": f"{{{cache}, {mode}}}" for cache, mode in MODES},
-    "fixed": fixed_width.EQUAL,
+    "rows": {"model": "{model}", "settings": "{settings}", "what": "{what}", "type": "{dtype}"}
+    | {"widths that differ": "{differing}", "largest difference": "{largest:.1e}"},
     "costs": {"model": "{model}", "rows": "{num_rows}", "form": "{form}", "width": "{width}", "ms": "{ms:.2f}"},
-    "speed": {"pair": "{pair}", "acceptance": "{probability}", "arm": "{arm}", "tokens/s": "{speed:.1f}"}
+    "speed": {
+        "pair": "{pair}",
+        "rows": "{num_rows}",
+        "acceptance": "{probability}",
+        "arm": "{arm}",
+        "tokens/s": "{speed:.1f}",
+    }
     | {"tokens/pass": "{per_pass:.2f}", "target ms": "{target_ms:.2f}", "draft ms": "{draft_ms:.2f}"}
     | {"other ms/round": "{other_ms:.2f}", "equal": "{equal}", "peak GiB": "{gib:.1f}"},
 }
@@ -87,7 +99,7 @@ COLUMNS = {
 
 def main() -> None:
     """Run the parts and print a table for each."""
-    parser = common.make_parser(__doc__, minutes=9, trials=3, tokens=96, candidates=3)
+    parser = common.make_parser(__doc__, minutes=8, trials=3, tokens=96, candidates=3)
     parser.add_argument("--device", default=str(accelerator() or "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes and few tokens")
     parser.add_argument("--part", nargs="+", default=list(SHARES), choices=list(SHARES))
@@ -96,10 +108,15 @@ def main() -> None:
     arguments = common.parse(parser)
     arguments.tokens = 16 if arguments.small else arguments.tokens
     commands = {
-        "tests": ("-m", "pytest", "-q", "tests/integration/engines/test_devices.py"),
+        "tests": (
+            "-m",
+            "pytest",
+            "-q",
+            *(f"tests/integration/engines/test_{name}.py" for name in ("recorded", "devices")),
+        ),
         "search": ("benchmarks/search.py", "--repeats", "4", "--tokens", str(arguments.tokens)),
     }
-    measures = {"exact": _exact, "fixed": _fixed, "costs": _costs, "speed": _speed}
+    measures = {"exact": _exact, "costs": _costs, "rows": _rows, "speed": _speed}
     output, failures, end_s = arguments.output, [], time.monotonic()
     for part in arguments.part:
         end_s += 60 * arguments.minutes * SHARES[part] / sum(SHARES[name] for name in arguments.part)
@@ -213,22 +230,121 @@ def _similar_models(model_type: str, dtype: str, device: str) -> list[Any]:
     return [model.to(device, getattr(torch, dtype)) for model in (target, draft)]
 
 
-def _fixed(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
-    """Compare the sources in half precision, where kernels of other shapes round differently."""
-    given = {"target": None, "draft": None, "prompts": None, "width": 8, "num_prompts": 1 if arguments.small else 6}
-    num_passes = 5 * given["num_prompts"] * arguments.tokens
-    for cache_name, dtype in itertools.product((None, "static"), ("bfloat16", "float16")):
-        is_compiled = cache_name is not None and arguments.device != "cpu"
-        if clock.fits(f"{dtype}, {cache_name} cache", num_passes, (256, 1024, 36), 2 * is_compiled):
-            with torch.no_grad():
-                yield from fixed_width.compare(argparse.Namespace(**vars(arguments) | given, cache=cache_name), dtype)
+@contextmanager
+def _without_split_k() -> Iterator[None]:
+    """Let PyTorch sum each output of a product in one piece, with cuBLASLt, and attend without cuDNN."""
+    matmul, cuda = torch.backends.cuda.matmul, torch.backends.cuda
+    before = matmul.allow_bf16_reduced_precision_reduction, cuda.cudnn_sdp_enabled(), cuda.flash_sdp_enabled()
+    library = cuda.preferred_blas_library() if torch.cuda.is_available() else None
+    try:
+        matmul.allow_bf16_reduced_precision_reduction = (False, False)
+        cuda.enable_cudnn_sdp(False)
+        cuda.enable_flash_sdp(False)
+        if library is not None:
+            cuda.preferred_blas_library("cublaslt")
+        yield
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = before[0]
+        cuda.enable_cudnn_sdp(before[1])
+        cuda.enable_flash_sdp(before[2])
+        if library is not None:
+            cuda.preferred_blas_library(library)
+
+
+def _rows(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
+    """Compare each token of a block with the same token alone, bit for bit."""
+    widths = (1, 2, 3, 4, 6, 8, 12, 16)
+    settings = {"PyTorch's": nullcontext, "no split-K": _without_split_k}
+    for shape, (name, context) in itertools.product(
+        ("tiny",) if arguments.small else ("8B", "1B", "0.5B"), settings.items()
+    ):
+        if not clock.fits(f"{shape}, {name}", 3 * sum(widths), SHAPES[shape]):
+            continue
+        model = large_model(shape, arguments.device)
+        with torch.inference_mode(), context():
+            for what, run in _row_cases(model, shape):
+                alone = torch.cat([run(index, 1) for index in range(max(widths))], dim=-2)
+                errors = {width: (run(0, width) - alone[..., :width, :]).abs().max().item() for width in widths}
+                differing = [width for width, error in errors.items() if error] or "none"
+                row = {"model": shape, "settings": name, "what": what, "dtype": str(model.dtype)}
+                yield row | {"differing": str(differing), "largest": max(errors.values())}
+        _free()
+
+
+def _row_cases(model: Any, shape: str) -> Iterator[tuple[str, Callable[[int, int], torch.Tensor]]]:
+    """Return what computes `width` tokens of one row from the token `index` on."""
+    device, dtype, (hidden, _, _, heads, kv_heads) = model.device, model.dtype, SHAPES[shape]
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn((1, 16, hidden), generator=generator, device=device, dtype=dtype)
+    mlp = model.model.layers[0].mlp
+    for name, weight in (("gate", mlp.gate_proj.weight), ("head", model.lm_head.weight)):
+        yield (
+            f"product, {name}",
+            lambda index, width, weight=weight: functional.linear(x[:, index : index + width], weight).float(),
+        )
+    inner = functional.linear(x, mlp.gate_proj.weight)
+    yield (
+        "product, down",
+        lambda index, width: functional.linear(inner[:, index : index + width], mlp.down_proj.weight).float(),
+    )
+    yield "mean", lambda index, width: x[:, index : index + width].float().pow(2).mean(-1, keepdim=True)
+    sizes = (1, heads, 16, hidden // heads), (1, kv_heads, 512, hidden // heads)
+    queries, keys = (torch.randn(size, generator=generator, device=device, dtype=dtype) for size in sizes)
+    keys = keys.repeat_interleave(heads // kv_heads, dim=1)
+    mask = torch.zeros((1, 1, 16, 512), device=device, dtype=dtype)
+    mask[..., 400:] = torch.finfo(dtype).min
+
+    def attend(index: int, width: int) -> torch.Tensor:
+        own = slice(index, index + width)
+        return functional.scaled_dot_product_attention(
+            queries[:, :, own], keys, keys, attn_mask=mask[:, :, own]
+        ).float()
+
+    yield "attention", attend
+    prompt = torch.randint(1, 500, (1, 16), generator=torch.Generator().manual_seed(1))
+    for name, is_recorded in (("eager", False), ("recorded", True)):
+        if not is_recorded or graphs_of(device) is not None:
+            run = _static_passes(model, 1, is_recorded)
+            yield (
+                f"{name} pass",
+                lambda index, width, run=run: run(prompt[:, index : index + width], index).float().clone(),
+            )
+
+
+def _static_passes(model: Any, num_rows: int, is_recorded: bool) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """Return a function that runs tokens [num_rows, width] after the given number of slots, and returns logits."""
+    with torch.inference_mode(mode=False):
+        keys = static.static_cache(model, 1024)
+
+    def forward(ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        own = cache.layers[0].cumulative_length.to(ids.device) + torch.arange(ids.shape[1], device=ids.device)
+        is_hidden = torch.arange(1024, device=ids.device) > own[:, None]
+        mask = torch.zeros(is_hidden.shape, dtype=model.dtype, device=ids.device)
+        mask = mask.masked_fill_(is_hidden, torch.finfo(model.dtype).min).expand(num_rows, 1, -1, -1)
+        return model(ids, position_ids=own.expand(num_rows, -1), attention_mask=mask, **{CACHE: cache}).logits
+
+    recorded = Recorded(forward, model.device) if is_recorded else None
+
+    def run(ids: torch.Tensor, length: int) -> torch.Tensor:
+        with torch.inference_mode(mode=False), torch.no_grad():
+            static.set_length(keys, length)
+            if recorded is None:
+                return forward(ids.to(model.device), keys)
+            logits, _ = recorded.run({"ids": ids}, keys, length)
+            if recorded.failure:
+                raise RuntimeError(recorded.failure)
+            return logits
+
+    return run
 
 
 @torch.inference_mode()
 def _costs(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     shapes = ("tiny",) if arguments.small else (*arguments.target, "0.1B", "0.5B")
     sizes = itertools.product((1, 4, 8, 2, 16), (1,) if arguments.small else (1, 8), shapes)
-    cases = [(*size, form) for size in sizes for form in ("eager", "static", "compiled")]
+    has_graphs = graphs_of(torch.device(arguments.device)) is not None
+    forms = ("eager", "static", *(("recorded",) if has_graphs else ()), "compiled")
+    cases = [(*size, form) for size in sizes for form in forms]
     # Compiled passes come last, in the order above; the others in an order that loads each model once.
     cases.sort(key=lambda case: (True, case[1]) if case[3] == "compiled" else (False, case[2]))
     last = ""
@@ -244,6 +360,10 @@ def _costs(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
 
 
 def _measure_pass(model: Any, form: str, num_rows: int, width: int, num_passes: int) -> common.Row:
+    if form == "recorded":
+        run, ids = _static_passes(model, num_rows, is_recorded=True), torch.ones((num_rows, width), dtype=torch.long)
+        seconds = [timed(model.device, partial(run, ids, PROMPT_LENGTH))[1] for _ in range(num_passes)]
+        return {"ms": 1e3 * median(seconds[NUM_WARM:]), "dtype": str(model.dtype)}
     is_static, size = form in ("static", "compiled"), PROMPT_LENGTH + width * num_passes
     keys = StaticCache(config=model.config, max_cache_len=size) if is_static else caches.dynamic_cache()
     ids = torch.ones((num_rows, PROMPT_LENGTH), dtype=torch.long, device=model.device)
@@ -287,21 +407,37 @@ def _emulated_in_transformers(emulated: _Emulated) -> AbstractContextManager[Any
 def _speed(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     """Measure plain decoding once for each target, then the other arms with each draft and acceptance."""
     probabilities, num_passes = (0.8, 0.0, 0.5), (2 + arguments.trials) * arguments.tokens
+    compiled = {name: 1 + 3 * ("uag" in name) for name in (PLAIN[1], *ARMS) if "compiled" in name}
     for target in ("tiny",) if arguments.small else arguments.target:
         _free()
-        cases = [("-", "-", "plain"), ("-", "-", "plain, static + compiled")]
         drafts = [draft for draft in TARGETS.get(target, ("tiny",)) if draft in (*arguments.draft, "tiny")]
-        cases += itertools.product(probabilities[: 1 if arguments.small else 3], drafts, ARMS)
-        for probability, draft, arm in cases:
-            num_graphs = {cases[1][2]: 1, ARMS[0]: 4}.get(arm, 0) if probability in ("-", probabilities[0]) else 0
-            row = {"pair": f"{target} <- {draft}", "probability": probability, "arm": arm}
+        assisted = list(itertools.product(probabilities[: 1 if arguments.small else 3], drafts))
+        cases = [(num_rows, "-", "-", PLAIN[0]) for num_rows in (1, 8)]
+        # First one row and one draft, what compiles most at the end.
+        for num_rows, (probability, draft) in itertools.product((1, 8), assisted):
+            cases += [(num_rows, probability, draft, arm) for arm in ARMS if arm not in compiled]
+        cases += [(num_rows, "-", "-", PLAIN[1]) for num_rows in (1, 8)]
+        cases += [(1, probability, draft, arm) for probability, draft in assisted for arm in ARMS if arm in compiled]
+        cases = [case for case in cases if case[0] == 1 or not case[3].startswith("transformers")]  # batch 1 only
+        for num_rows, probability, draft, arm in sorted(
+            cases, key=lambda case: case[1:3] not in _FIRST[arguments.small]
+        ):
+            row = {"pair": f"{target} <- {draft}", "num_rows": num_rows, "probability": probability, "arm": arm}
+            num_graphs = compiled.get(arm, 0) if probability in ("-", probabilities[0]) else 0
             if clock.fits(", ".join(map(str, row.values())), num_passes, SHAPES[target], num_graphs):
-                yield row | _measure_arm((target, draft), probability, arm, arguments)
+                yield row | _measure_arm((target, draft), num_rows, probability, arm, arguments)
 
 
-def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments: argparse.Namespace) -> common.Row:
+_FIRST = {True: [("-", "-"), (0.8, "tiny")], False: [("-", "-"), (0.8, "0.1B")]}
+"""The acceptance and the draft that are measured first, by whether shapes are tiny."""
+
+
+def _measure_arm(
+    shapes: tuple[str, str], num_rows: int, probability: Any, arm: str, arguments: argparse.Namespace
+) -> common.Row:
     device, target = arguments.device, large_model(shapes[0], arguments.device)
     ids = torch.randint(500, (1, PROMPT_LENGTH), generator=torch.Generator().manual_seed(1)).to(target.device)
+    ids = ids.expand(num_rows, -1)
     next_id = int(ids[0, -1])
     options: common.Row = {"max_new_tokens": arguments.tokens, "do_sample": False}
     if "static" in arm:
@@ -316,7 +452,7 @@ def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments:
         num_candidates = None if arm.endswith("choice") else arguments.candidates
         assistant = uag.Assistant(None, None, drafter=emulated, num_candidate_tokens=num_candidates)
         generate = partial(assistant.generate, target, ids, **options)
-    if arm == "transformers":
+    if arm.startswith("transformers"):
         schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
         draft.generation_config.update(num_assistant_tokens=arguments.candidates, **schedule)
         generate = partial(target.generate, ids, **options, assistant_model=draft)
@@ -330,17 +466,18 @@ def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments:
             return generate()
 
     run()
-    is_equal = run()[0, PROMPT_LENGTH:].tolist() == [next_id] * arguments.tokens
+    is_equal = run()[:, PROMPT_LENGTH:].tolist() == [[next_id] * arguments.tokens] * num_rows
     row: common.Row = {"equal": is_equal, "dtype": str(target.dtype)}
     memory = getattr(torch, target.device.type)
     has_peak = hasattr(memory, "reset_peak_memory_stats")  # MPS and CPU have none
     if has_peak:
         memory.reset_peak_memory_stats()
-    row["speed"] = arguments.tokens / median(timed(target.device, run)[1] for _ in range(arguments.trials))
+    row["speed"] = num_rows * arguments.tokens / median(timed(target.device, run)[1] for _ in range(arguments.trials))
     if has_peak:
         row["gib"] = memory.max_memory_allocated() / 2**30
     if arm.startswith("uag"):
         stats = assistant.stats
+        row |= {"fallbacks": stats.fallbacks, "recording_s": stats.recording_s}
         row["per_pass"] = arguments.tokens / stats.num_target_forwards
         row["target_ms"] = 1e3 * stats.target_s / stats.num_target_forwards
         if stats.num_draft_forwards:

@@ -54,8 +54,8 @@ class Assistant:
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
         prompt_lookup: if the last tokens occurred before, propose the tokens that followed them, provided that this is
             expected to be faster than the draft model; only with `num_candidate_tokens=None` and without `drafter`.
-        compile_draft: run the draft's passes through `torch.compile`, which requires full attention in every layer. On
-            a GPU, it makes them several times faster (docs/gpu.md).
+        compile_draft: run the draft's passes through `torch.compile`, which takes long at first. On a GPU, they are
+            otherwise recorded as graphs, without compiling (docs/gpu.md).
         generator: generator to sample from; None for the device's default.
         sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
             sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).

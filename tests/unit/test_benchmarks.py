@@ -99,7 +99,8 @@ def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(
     assert "left out" not in shown
     assert re.findall(r"\n(\w+)  float32  [1-9]\d*%  0/1  0/1  0/1  0/1(?=\n)", shown) == list(load("gpu").CLASSES)
     assert re.search(r"tiny  1  compiled  1  [\d.]+\n", shown)
-    assert len(re.findall(r"\ntiny <- .*  True  -(?=\n)", shown)) == 6
+    assert len(re.findall(r"\ntiny <- .*  True  -(?=\n)", shown)) == 12
+    assert re.search(r"tiny  no split-K  mean  torch.float32  none  0.0e\+00\n", shown)
 
 
 def test_training_text_has_neither_comments_nor_docstrings() -> None:

@@ -48,9 +48,9 @@ class Recorded:
         self._passes: dict[Hashable, tuple[_Inputs, Any, torch.Tensor] | None] = {}  # None: seen once
 
     @property
-    def has_graphs(self) -> bool:
-        """Whether any shape is recorded for the current cache."""
-        return any(self._passes.values())
+    def is_new(self) -> bool:
+        """Whether no shape is recorded yet for the current cache."""
+        return not self.failure and not any(self._passes.values())
 
     def run(self, inputs: _Inputs, cache: Any, length: int) -> tuple[torch.Tensor, bool]:
         """Run a pass after the first `length` slots, which the cache is set to.
@@ -171,17 +171,23 @@ def refusal(model: Any, device: torch.device) -> str:
     return ""
 
 
-def state_of(model: Any) -> tuple[Hashable, ...]:
+def state_of(model: Any) -> tuple[Any, ...]:
     """Return what a graph of a model's passes depends on: addresses, and settings of modules, such as adapters."""
     return models.attention_of(model), *(value for part in modules(model) for value in _constants(vars(part)))
 
 
-def _constants(values: Any) -> Iterator[Hashable]:
-    """Return the plain values and the tensors' addresses in a module's attributes, two levels deep."""
-    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+_IN_ALL_MODULES = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "training"}
+
+
+def _constants(values: dict[str, Any]) -> Iterator[Any]:
+    """Return the plain values and the tensors' addresses in a module's attributes, also those in containers."""
+    for name, value in values.items():
+        if name in _IN_ALL_MODULES:
+            continue
         if isinstance(value, torch.Tensor):
-            yield name, value.data_ptr(), value.shape, value.dtype
+            yield value.data_ptr(), value.shape, value.dtype
         elif value is None or isinstance(value, bool | int | float | str):
-            yield name, value
-        elif isinstance(value, dict | list | tuple | set) and name != "_modules" and value:
-            yield name, *(_constants(value))
+            yield value
+        elif value and isinstance(value, dict | list | tuple | set):
+            items = value if isinstance(value, dict) else dict(enumerate(value))
+            yield tuple(items), tuple(_constants(items))

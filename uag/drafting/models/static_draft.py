@@ -131,7 +131,7 @@ class StaticDraft(DraftModel):
             return super()._forward(requests, inputs, kept)
         width = padded = inputs.shape[-1]
         if width <= _WIDEST:  # the widest is recorded first, so that the others share its memory
-            padded = passes.padded(width) if self._recorded is None or self._recorded.has_graphs else _WIDEST
+            padded = _WIDEST if self._recorded is not None and self._recorded.is_new else passes.padded(width)
         with torch.inference_mode(mode=False), torch.no_grad():  # passes cannot write to tensors of inference mode
             num_slots = self._reserve(self.batch.num_slots + padded)
             # Padding comes after the pass's tokens: no token sees it, and the next pass overwrites it.
