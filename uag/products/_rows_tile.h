@@ -223,7 +223,8 @@ TARGET static void ISA(gate)(const void *x, void *y, int64_t n, float a, float b
     static const float hastings[] = {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
     for (int64_t i = 0; i < n; i += LANES) {
         int left = (int)at_most(n - i, LANES);
-        vf v = ISA(load_first)(offset(x, i, type), left, type), z = kind == NORMAL ? v * 0.70710678f : v * (a + b * (v * v));
+        vf v = ISA(load_first)(offset(x, i, type), left, type), z = v * 0.70710678f;
+        if (kind != NORMAL) z = b ? v * (a + b * (v * v)) : v * a; /* 0 times infinity is NaN */
         vf size = (vf)((vi)z & INT32_MAX), e = ISA(exp)(kind == NORMAL ? -(z * z) : -size), out;
         if (kind == NORMAL) {
             vf t = 1.0f / (1.0f + 0.3275911f * size), p = ISA(all)(1.061405429f);

@@ -158,8 +158,7 @@ def experts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _experts(function: Callable[..., Any], layer: Any, *inputs: torch.Tensor) -> Any:
     """Run one of transformers' functions of experts by uag's kernels, or as it is if they do not serve its inputs."""
-    with direct():
-        output = _own_experts(layer, *inputs)
+    output = _own_experts(layer, *inputs)
     return function(layer, *inputs) if output is None else output
 
 
@@ -170,7 +169,8 @@ def _own_experts(layer: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torc
         return None
     is_plain = layer.has_gate and layer.is_concatenated and not (layer.has_bias or layer.is_transposed)
     if is_plain and type(layer)._apply_gate is moe._default_apply_gate and _is_silu(layer.act_fn):
-        return kernel.experts(x, chosen, shares, layer.gate_up_proj, layer.down_proj)
+        with direct():
+            return kernel.experts(x, chosen, shares, layer.gate_up_proj, layer.down_proj)
     product = kernel.conv1d if layer.is_transposed else kernel.linear
     first = "gate_up_proj" if layer.has_gate else "up_proj"
     output = torch.zeros(x.shape, dtype=torch.float32)
@@ -257,11 +257,26 @@ def _softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> to
     return kernel.gate(x, "softplus") if (beta, threshold) == (1.0, 20.0) else None
 
 
+def _softmax(
+    x: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> torch.Tensor | None:
+    """Sum each row in one order, to which masked scores at its end add nothing."""
+    if dim not in (-1, x.dim() - 1) or (dtype or x.dtype) not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    powers = x.float()
+    powers = (powers - powers.amax(-1, keepdim=True)).exp_()
+    total = kernel.conv1d(powers, powers.new_ones(x.shape[-1], 1))
+    return None if total is None else (powers / total).to(dtype or x.dtype)
+
+
 _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.linear: kernel.linear,
     functional.scaled_dot_product_attention: _sdpa,
     functional.silu: _silu,
     functional.gelu: _gelu,
+    functional.softmax: _softmax,
+    torch.softmax: _softmax,
+    torch.Tensor.softmax: _softmax,
     functional.softplus: _softplus,
     torch.sigmoid: _sigmoid,
     torch.Tensor.sigmoid: _sigmoid,
