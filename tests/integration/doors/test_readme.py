@@ -4,10 +4,12 @@ import re
 import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import uag
+from uag.loading import demo_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,11 +22,23 @@ def blocks(language: str, page: str = README) -> list[str]:
 def test_quick_start_runs_and_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With the bundled pair's folders instead of the names on the hub."""
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) < 10
+    target, draft = "Qwen/Qwen2.5-Coder-7B", "HuggingFaceTB/SmolLM2-135M"
+    assert (code.count(target), code.count(draft)) == (2, 1)
+    code = code.replace(target, demo_folder("target")).replace(draft, demo_folder("draft"))
     monkeypatch.chdir(tmp_path)  # it does not depend on the folder
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-    assert "def read_lines(path):" in capsys.readouterr().out
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)
+    assert "def read_lines(path):" in (shown := capsys.readouterr().out)
+    assert "cross-tokenizer" in shown
+    stats = names["assistant"].stats
+    assert (stats.num_output_tokens, stats.fallbacks) == (64, [])
+
+
+def test_the_front_page_is_short() -> None:
+    assert len(README.splitlines()) <= 110
 
 
 def test_set_up_is_three_commands() -> None:
@@ -33,10 +47,21 @@ def test_set_up_is_three_commands() -> None:
     assert (main_job, tests) == ("uag demo", "pytest")
 
 
-def test_links_lead_to_files() -> None:
-    links = re.findall(r"\]\((?!https?://)([^)#]+)\)", README)
-    assert len(links) > 8
-    assert [link for link in links if not (ROOT / link).exists()] == []
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and mkdocs write them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8"))
+    files = [((page.parent / link).resolve() if link else page, anchor) for link, anchor in links]
+    assert [str(file) for file, _ in files if not file.exists()] == []
+    assert [(file.name, anchor) for file, anchor in files if anchor and anchor not in anchors(file)] == []
 
 
 def test_quickstart_example_is_equal_through_both_doors(
