@@ -47,7 +47,7 @@ from uag.hf import passes
 from uag.hf.cache import caches, static
 from uag.hf.cache.caches import CACHE
 from uag.hf.devices import accelerator, empty_cache, graphs_of
-from uag.hf.recorded import Recorded
+from uag.hf.cache.recorded import Recorded
 from uag.proposal import Proposal
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

@@ -243,7 +243,7 @@ class _Watched(Drafter):
         self.rounds.append([self._checked(list(line), ask.vocab_size, *of_row) for line, *of_row in limits])
         return lines
 
-    def _checked(self, line: list[Proposal], vocab_size: int, budget: int, limit: int) -> list[int]:
+    def _checked(self, line: list[Any], vocab_size: int, budget: int, limit: int) -> list[int]:
         for each in line:
             if not isinstance(each, Proposal):
                 self._fail(

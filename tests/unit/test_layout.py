@@ -103,8 +103,8 @@ def private_names(tree: ast.Module) -> set[str]:
 OF_OTHERS = {
     "adapters/mistral_common.py": {"_tekken_token2id_nospecial"},
     "candidates.py": {"_assisted_decoding", "_get_candidate_generator", "_validate_generation_mode"},
-    "products/forms.py": {"_linear_pointwise"},
     "products/kernel.py": {"_rows"},
+    "products/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
 }
 """Private names of libraries that a file outside `hf` uses."""
 

@@ -61,7 +61,9 @@ def test_a_replay_is_what_the_assistant_does(due: list[Text], texts: list[Text],
     text = texts[row]
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert plainly(target, due[row], lambda **kwargs: assistant.generate(target, **kwargs)) == list(text.output_ids)
-    rounds = list(replay(*pair()).rounds(text, Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None, start=1))
+    rounds = list(
+        replay(*pair()).rounds(text, Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None, start=1)
+    )
     sizes = [len(drafting.candidates) for drafting in rounds], [drafting.num_accepted for drafting in rounds]
     drafted, accepted = ([sum(size > position for size in part) for position in range(3)] for part in sizes)
     stats = assistant.stats

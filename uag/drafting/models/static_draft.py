@@ -16,8 +16,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from uag.drafting.models.passes import Batch
 from uag.drafting.models.torch_draft import DraftModel, IdArray
 from uag.errors import UnsupportedError
-from uag.hf import models, passes, recorded
-from uag.hf.cache import static
+from uag.hf import models, passes
+from uag.hf.cache import recorded, static
 from uag.hf.devices import graphs_of, synchronize
 from uag.hf.inspection import inspected_once
 from uag.lookahead import clock

@@ -179,7 +179,7 @@ def state_of(model: Any) -> tuple[Any, ...]:
 _IN_ALL_MODULES = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "training"}
 
 
-def _constants(values: dict[str, Any]) -> Iterator[Any]:
+def _constants(values: dict[Any, Any]) -> Iterator[Any]:
     """Return the plain values and the tensors' addresses in a module's attributes, also those in containers."""
     for name, value in values.items():
         if name in _IN_ALL_MODULES:
@@ -189,5 +189,5 @@ def _constants(values: dict[str, Any]) -> Iterator[Any]:
         elif value is None or isinstance(value, bool | int | float | str):
             yield value
         elif value and isinstance(value, dict | list | tuple | set):
-            items = value if isinstance(value, dict) else dict(enumerate(value))
+            items: dict[Any, Any] = value if isinstance(value, dict) else dict(enumerate(value))
             yield tuple(items), tuple(_constants(items))
