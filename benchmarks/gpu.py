@@ -46,8 +46,8 @@ from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
 from uag.hf.cache import caches, static
 from uag.hf.cache.caches import CACHE
-from uag.hf.devices import accelerator, empty_cache, graphs_of
 from uag.hf.cache.recorded import Recorded
+from uag.hf.devices import accelerator, empty_cache, graphs_of
 from uag.proposal import Proposal
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

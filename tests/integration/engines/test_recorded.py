@@ -28,8 +28,7 @@ from uag.drafting.models.opening import open_passes
 from uag.drafting.models.static_draft import StaticDraft
 from uag.drafting.models.torch_draft import DraftModel
 from uag.errors import UnsupportedError
-from uag.hf.cache import recorded
-from uag.hf.cache import static
+from uag.hf.cache import recorded, static
 from uag.hf.devices import graphs_of
 from uag.projection import Feed, Node, link
 
