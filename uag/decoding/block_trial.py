@@ -94,27 +94,31 @@ def _key(model: Any) -> Any:
 
 def _try(call: Call, is_untested: bool, is_ragged: bool) -> Trial:
     kernels, everywhere, dependence = call.kernels, False, call.kernels.why_none
+    before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002 - only read; layers may be dropped by them
     try:
+        logits, operations = _run(call, kernels)
+        if kernels and operations:
+            everywhere, kernels = True, kernels.replacing_functions()
+            logits, operations = _run(call, kernels)
         if kernels:
-            everywhere = bool(_rounding_operations(call, kernels))
-            kernels = kernels.replacing_functions() if everywhere else kernels
-            dependence = _dependence(call, kernels, is_ragged)
-            if is_untested and _difference(call, _logits(call, kernels)[0], _logits(call, OwnKernels())[0]):
+            # Where rows advance independently, the second row is also computed without its padding.
+            alone = _run(call, kernels, num_rows=1)[0] if is_ragged and not operations else []
+            dependence = _dependence([logits, alone], operations)
+            if is_untested and _difference(call, logits[0], _run(call, OwnKernels(), widths=_WIDTHS[:1])[0][0]):
                 kernels, dependence = OwnKernels(), "computes other logits than uag's kernels"
-        refusal = _refusal(call, kernels) if is_untested else ""
+                logits, _ = _run(call, kernels)
+        refusal = _refusal(call, logits) if is_untested else ""
     except DrawsError:
         refusal = "draws random numbers in its passes"
-    if refusal and is_training(call.model):
-        refusal = f"{refusal} in training mode (call model.eval() first)"
+    if is_training(call.model):
+        if (random.getstate(), repr(np.random.get_state())) != before:  # noqa: NPY002
+            refusal = "draws random numbers in its passes"
+        refusal = refusal and f"{refusal} in training mode (call model.eval() first)"
     return Trial(refusal, dependence, bool(kernels), everywhere)
 
 
-def _refusal(call: Call, kernels: OwnKernels) -> str:
+def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
     """Return how a token in a block differs from the same token alone, by more than rounding."""
-    before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002 - only read; layers may be dropped by them
-    logits = _logits(call, kernels)
-    if is_training(call.model) and (random.getstate(), repr(np.random.get_state())) != before:  # noqa: NPY002
-        return "draws random numbers in its passes"
     alone = logits[-1][:, 0]
     in_blocks = [of_pass[:, place] for place, of_pass in enumerate(reversed(logits)) if place < of_pass.shape[1]]
     difference = max(_difference(call, in_block, alone) for in_block in in_blocks)
@@ -133,14 +137,16 @@ def _difference(call: Call, logits: torch.Tensor, expected: torch.Tensor) -> flo
     return difference if difference > most else 0.0
 
 
-def _dependence(call: Call, kernels: OwnKernels, is_ragged: bool) -> str:
-    """Return why the bits of a token's logits depend on the block, or an empty string."""
-    if names := _rounding_operations(call, kernels):
-        return f"runs {', '.join(sorted(names))} in PyTorch, which may round by the number of tokens"
+def _dependence(trials: Sequence[Sequence[torch.Tensor]], operations: set[str]) -> str:
+    """Return why the bits of a token's logits depend on the block, or an empty string.
+
+    Args:
+        trials: the logits of each pass of each trial; a later trial may have the last rows of the first one only.
+        operations: what PyTorch computes for a block, but not for a single token.
+    """
+    if operations:
+        return f"runs {', '.join(sorted(operations))} in PyTorch, which may round by the number of tokens"
     known: dict[tuple[int, int], torch.Tensor] = {}
-    trials = [_logits(call, kernels)]
-    if is_ragged:  # the second row is then computed without its padding
-        trials.append(_logits(call, kernels, num_rows=1))
     for trial in trials:
         for start, of_pass in enumerate(trial):
             for row, of_row in enumerate(reversed(of_pass)):
@@ -148,13 +154,6 @@ def _dependence(call: Call, kernels: OwnKernels, is_ragged: bool) -> str:
                     if not torch.equal(logits, known.setdefault((row, start + place), logits)):
                         return f"computes a token differently in place {place} of a block of {len(of_row)} tokens"
     return ""
-
-
-def _rounding_operations(call: Call, kernels: OwnKernels) -> set[str]:
-    """Return what PyTorch computes for a block, but not for a single token, and may round otherwise."""
-    by_pass: list[set[Any]] = []
-    _logits(call, kernels, watch=by_pass)
-    return {name for name, _ in by_pass[0] - by_pass[-1]}
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -188,10 +187,15 @@ def _num_rows(call: Call) -> int:
     return num_rows if call.model.config.is_encoder_decoder else min(num_rows, 2)
 
 
-def _logits(
-    call: Call, kernels: OwnKernels, *, num_rows: int | None = None, watch: list[set[Any]] | None = None
-) -> list[torch.Tensor]:
-    """Return the logits [num_rows, width, vocab_size] of each of the trial's passes; note products in `watch`."""
+def _run(
+    call: Call, kernels: OwnKernels, *, num_rows: int | None = None, widths: Sequence[int] = _WIDTHS
+) -> tuple[list[torch.Tensor], set[str]]:
+    """Run the passes of a trial.
+
+    Returns:
+        The logits [num_rows, width, vocab_size] of each pass, and the names of the operations by which PyTorch computed
+        the first pass, but not the last one, and which may round by the number of tokens.
+    """
     is_encoder_decoder = call.model.config.is_encoder_decoder
     num_rows = _num_rows(call) if num_rows is None or is_encoder_decoder else num_rows
     ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + len(_WIDTHS) + max(_WIDTHS))
@@ -201,17 +205,16 @@ def _logits(
         prompt, mask = prompt[:, _NUM_PADS:], mask[:, _NUM_PADS:]
     elif not is_encoder_decoder and call.model_kwargs.get("position_ids") is not None:
         mask[1:, :_NUM_PADS] = 0
-    found = []
+    found, seen = [], []
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
         synthetic = SyntheticPasses(call, prompt, kernels, mask=mask)
-        for start, width in enumerate(_WIDTHS):
+        for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             products = _Products()
-            with nullcontext() if watch is None else products:
+            with products if kernels else nullcontext():
                 found.append(synthetic.verify([block] * num_rows))
-            if watch is not None:
-                watch.append(products.seen)
-    return found
+            seen.append(products.seen)
+    return found, {name for name, _ in seen[0] - seen[-1]}
 
 
 class SyntheticPasses:
