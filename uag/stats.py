@@ -68,7 +68,7 @@ class Stats(RowStats):
             candidate; empty otherwise.
         is_draft_independent: whether the output is, bit for bit, what the same call gives with any other draft, or
             without one (see docs/limits.md).
-        draft_dependence: why it may round differently, phrased to follow "the target"; empty otherwise.
+        draft_dependence: why it may not be; empty if it is.
         fallbacks: why the call, or a part of it, fell back.
     """
 
@@ -179,15 +179,12 @@ class Stats(RowStats):
             f"{self.num_accepted_tokens} of {self.num_candidate_tokens} candidates",
             f"time: {time}",
             f"accepted: {', '.join(sources) or 'no candidates'}",
-            f"draft-independent: {self._independence()}",
+            *(["draft-independent: yes, bit for bit"] if self.is_draft_independent else ()),
+            *([f"draft-independent: not certain, since {self.draft_dependence}"] if self.draft_dependence else ()),
             f"fall-backs: {'; '.join(self.fallbacks) or 'none'}",
             *([f"dtypes: {self.dtypes}"] if self.dtypes else ()),
             *([f"not drafting: {self.not_drafting}"] if self.not_drafting else ()),
         ]
-
-    def _independence(self) -> str:
-        why = f"the target {self.draft_dependence}" if self.draft_dependence else "each draft gives another sample"
-        return "yes, bit for bit" if self.is_draft_independent else f"up to rounding, since {why}"
 
 
 @dataclass

@@ -41,7 +41,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     start_time, start_of_work = time.perf_counter(), clock.now()
     has_drafter = call.ranks.broadcast(drafter is not None)
     if not has_drafter and not call.draft_independent and not call.kernels:
-        stats.draft_dependence = call.kernels.why_none
+        stats.draft_dependence = f"the target {call.kernels.why_none}"
         return decode_plainly(call, stats)
     if drafter is not None and not call.stopping.others:  # unknown criteria may share state with a constraint
         processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)
@@ -50,8 +50,10 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     verdict = examine(call)
     if call.draft_independent and (verdict.plain or verdict.dependence):
         call, verdict = fixed_width.examined(call, verdict)
-    stats.is_draft_independent = not verdict.dependence and call.sampling != "rejection"
-    stats.draft_dependence = verdict.dependence
+    stats.draft_dependence = f"the target {verdict.dependence}" if verdict.dependence else ""
+    if call.sampling == "rejection" and call.generation_config.do_sample:
+        stats.draft_dependence = "sampling='rejection' returns another sample for each draft"
+    stats.is_draft_independent = not stats.draft_dependence
     for reason in (assumed, verdict.fallback) if has_drafter else ():
         if reason:
             stats.fall_back(reason)

@@ -58,7 +58,7 @@ def test_a_row_is_asked_for_no_more_candidates_than_it_can_use() -> None:
     first_id = int(target.generate(**given)[0, given["input_ids"].shape[1]])
     given |= {"eos_token_id": first_id, "logits_processor": [Looks()]}
     compare(target, given, uag.Assistant(None, drafter=drafter, num_candidate_tokens=9))
-    assert [list(ask.limits) for ask in drafter.asks] == [[3, 3, 3], [0, 2, 2], [0, 1, 1], [0, 0, 0]]
+    assert [list(ask.limits) for ask in drafter.asks] == [[0, 2, 2], [0, 1, 1], [0, 0, 0]]
 
 
 def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
@@ -196,7 +196,7 @@ def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(
 
 
 class Repeats(Drafter):
-    """A correct drafter: proposes the ids after the last occurrence of a row's last id."""
+    """A correct drafter: proposes the ids after the last occurrence of a row's last id, or the row's first ids."""
 
     draws = has_free = False
     kind: Callable[[int], Any] = int
@@ -209,7 +209,7 @@ class Repeats(Drafter):
 
     def after(self, row: int) -> list[int]:
         *ids, last = self.rows[row]
-        return self.rows[row][len(ids) - ids[::-1].index(last) :] if last in ids else []
+        return self.rows[row][len(ids) - ids[::-1].index(last) :] if last in ids else ids
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         self.rows[row] += output_ids

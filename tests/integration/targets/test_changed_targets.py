@@ -64,7 +64,8 @@ def preparation_of_the_user(target: Any) -> AbstractContextManager[Any]:
     return patch.object(target, "prepare_inputs_for_generation", lambda *args, **kwargs: own(*args, **kwargs))
 
 
-_OTHER = ("module swapped", "hook passes")  # a class of another package; a hook that counts the passes of all calls
+# A class of another package; a hook that counts the passes of all calls; weights.
+_OTHER = "module swapped", "hook passes", "embeddings nan", "embeddings inf"
 
 CHANGES: dict[str, Change] = {
     **{name: change for name, change in DRAWN.items() if name not in _OTHER and "training" not in name},
