@@ -66,8 +66,7 @@ def doctor(
     """Measure whether a draft speeds up a target.
 
     The target generates plainly, with uag but without a draft, and with each draft, in turns. Several drafts are ranked
-    by speed. With --fixed-width, each output is compared with that of the same width without a draft, which must be
-    equal.
+    by speed. With --draft-independent, each output is compared with that of uag without a draft, which must be equal.
     """
     common.begin(target, *(drafts or []))
     from uag import bench as library
@@ -115,8 +114,8 @@ def bench(
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
-    Every output is compared with plain decoding's, and that of the arm uag with uag-no-draft's if --fixed-width is
-    given. The exit code is 1 if one of uag's outputs differs. With --json, one line is printed per prompt and arm.
+    Every output is compared with plain decoding's; with --draft-independent, the arm uag's with uag-no-draft's. The exit
+    code is 1 if one of uag's outputs differs. With --json, one line is printed per prompt and arm.
     """
     common.begin(target, draft)
     from uag import bench as library

@@ -35,25 +35,16 @@ from uag.stats import Stats
 def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats, assumed: str = "") -> Any:
     """Run one call and return what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`.
 
-    Without a drafter, the call is decoded plainly. `lookahead` and `stats` are updated; an assumption about the pair
-    (`assumed`) is recorded as a fall-back if candidates are drafted.
+    Without a drafter, the target's passes have no candidates. `lookahead` and `stats` are updated; an assumption about
+    the pair (`assumed`) is recorded as a fall-back if candidates are drafted.
     """
     start_time, start_of_work = time.perf_counter(), clock.now()
     has_drafter = call.ranks.broadcast(drafter is not None)
     if not has_drafter and not call.draft_independent and not call.kernels:
         stats.draft_dependence = f"the target {call.kernels.why_none}"
         return decode_plainly(call, stats)
-    if drafter is not None and not call.stopping.others:  # unknown criteria may share state with a constraint
-        processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)
-        if forced is not None:
-            call, drafter = replace(call, logits_processor=processors), FreeFirst(drafter, [forced])
-    verdict = examine(call)
-    if call.draft_independent and (verdict.plain or verdict.dependence):
-        call, verdict = fixed_width.examined(call, verdict)
-    stats.draft_dependence = f"the target {verdict.dependence}" if verdict.dependence else ""
-    if call.sampling == "rejection" and call.generation_config.do_sample:
-        stats.draft_dependence = "sampling='rejection' returns another sample for each draft"
-    stats.is_draft_independent = not stats.draft_dependence
+    call, drafter = _with_forced_tokens(call, drafter)
+    call, verdict = _examined(call, stats)
     for reason in (assumed, verdict.fallback) if has_drafter else ():
         if reason:
             stats.fall_back(reason)
@@ -82,6 +73,30 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         drafts.start()
         with verdict.kernels.in_place():
             return _run_rounds(call, verdict, rows, drafts, target, selector)
+
+
+def _with_forced_tokens(call: Call, drafter: Drafter | None) -> tuple[Call, Drafter | None]:
+    """Add the tokens that a constraint of the call forces to its free candidates."""
+    if drafter is None or call.stopping.others:  # unknown criteria may share state with a constraint
+        return call, drafter
+    processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)
+    return (
+        (call, drafter)
+        if forced is None
+        else (replace(call, logits_processor=processors), FreeFirst(drafter, [forced]))
+    )
+
+
+def _examined(call: Call, stats: Stats) -> tuple[Call, Verdict]:
+    """Decide how a call is decoded, with a fixed width if only that makes it independent of the draft."""
+    verdict = examine(call)
+    if call.draft_independent and (verdict.plain or verdict.dependence):
+        call, verdict = fixed_width.examined(call, verdict)
+    stats.draft_dependence = f"the target {verdict.dependence}" if verdict.dependence else ""
+    if call.sampling == "rejection" and call.generation_config.do_sample:
+        stats.draft_dependence = "sampling='rejection' returns another sample for each draft"
+    stats.is_draft_independent = not stats.draft_dependence
+    return call, verdict
 
 
 def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:

@@ -125,6 +125,7 @@ def _exclusions(model: nn.Module | None) -> Iterator[str]:
         yield "is compiled"
         return
     yield "" if kernel.LEVEL else f"runs without uag's kernels, which are not available ({kernel.describe()})"
+    yield "is split over ranks, which must run the same operations" if models.tensor_parallel_group(model) else ""
     yield "is compiled" if models.is_compiled(model) else ""
     yield "runs while other code replaces nn.Linear or its function" if foreign_code.is_product_replaced() else ""
     yield f"is changed by other code ({change})" if (change := foreign_code.changes(model)) else ""
