@@ -114,8 +114,8 @@ def bench(
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
-    Every output is compared with plain decoding's; with --draft-independent, the arm uag's with uag-no-draft's. The exit
-    code is 1 if one of uag's outputs differs. With --json, one line is printed per prompt and arm.
+    Every output is compared with plain decoding's; with --draft-independent, the arm uag's with uag-no-draft's. The
+    exit code is 1 if one of uag's outputs differs. With --json, one line is printed per prompt and arm.
     """
     common.begin(target, draft)
     from uag import bench as library

@@ -48,7 +48,8 @@ class OwnKernels:
         self.everywhere = everywhere
         self._why_none = next(filter(None, _exclusions(model)), "")
         placed = [] if self._why_none else [_Placed.on(module) for module in inspection.modules(model)]
-        self._placed = [each for each in placed if each is not None]
+        has_weights = any(each is not None and isinstance(each.layer, nn.Linear | Conv1D) for each in placed)
+        self._placed = [each for each in placed if each is not None and has_weights]
 
     def __len__(self) -> int:
         """Return the number of layers among them."""
