@@ -139,7 +139,7 @@ class Call:
         is_replayed = draft is None
         draft = _replayed(recording["passes"][0][1].shape[-1]) if is_replayed else draft
         num = recording["num_candidates"]
-        self.assistant = uag.Assistant(draft, *reversed(tokenizers), num_candidate_tokens=num, fast_products=False)
+        self.assistant = uag.Assistant(draft, *reversed(tokenizers), num_candidate_tokens=num, own_kernels=False)
         if is_replayed:
             draft.answer = self._of_draft
 

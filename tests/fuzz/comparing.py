@@ -94,7 +94,22 @@ def compare(case: Case) -> Outcome:
                 raise
             if not found.has_raised:
                 outcome = _outcome(stats_of(model), is_rounded)
+        if outcome.kind == "assisted" and generator is None and stats_of(model).is_draft_independent:
+            _check_bits(case, base, tokenizer, found)
         return outcome
+
+
+def _check_bits(case: Case, base: Any, tokenizer: Any, found: Seen) -> None:
+    """Compare ids, scores and logits with those of uag without a draft, bit for bit, where both promise them."""
+    reference = uag.Assistant(None, None, tokenizer, trust_changes=True)
+    expected = _see(case, base, reference.generate)
+    if expected.has_raised or not reference.stats.is_draft_independent or "own_kernels" in case.options:
+        return
+    for name in ("ids", "scores", "logits"):
+        one, other = (seen.ids if name == "ids" else getattr(seen.result, name, None) for seen in (found, expected))
+        pairs = [(one, other)] if name == "ids" else list(zip(one or (), other or (), strict=True))
+        if not all(torch.equal(*pair) for pair in pairs):
+            raise DifferenceError("bits", f"{name} depend on the draft")
 
 
 def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.Generator | None = None) -> Seen:
