@@ -165,7 +165,8 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True  # flex attention
     is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
-    _NAMES = "mm", "conv", "attention", "mv", "dot", "linear", "sigmoid", "silu", "gelu", "softplus", "softmax"
+    _SUMS = "softmax", "logsumexp"
+    _NAMES = "mm", "conv", "attention", "mv", "dot", "linear", "sigmoid", "silu", "gelu", "softplus", *_SUMS
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -174,7 +175,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
         if any(part in name for part in self._NAMES) or not name.startswith(("aten::", "prim")):
-            first = -1 if "softmax" in name else 0  # only the length of its sums matters
+            first = -1 if any(part in name for part in self._SUMS) else 0  # only the length of the sums matters
             shapes = tuple(arg.shape[first:] for arg in args if isinstance(arg, torch.Tensor))
             if not (name == "aten::bmm" and shapes[0][-1] == 1):
                 self.seen.add((name, shapes))
