@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from uag.decoding.call import Call
 from uag.errors import UnsupportedError
 from uag.hf import passes
-from uag.products import FEW_ROWS
+from uag.products import FEW_ROWS, OwnKernels
 from uag.stats import TARGET, Stats
 
 
@@ -71,7 +71,8 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
         processors = drawing = _Drawing(call, call.generator)
     criteria = _RecordingCriteria(call.stopping_criteria, drawing)
     try:
-        with call.kernels.in_place(), call.kernels.running(FEW_ROWS):
+        kernels = OwnKernels() if config.output_attentions else call.kernels  # they do not return attention weights
+        with kernels.in_place(), kernels.running(FEW_ROWS):
             output = passes.sample_plainly(
                 call.model,
                 call.input_ids,

@@ -88,3 +88,15 @@ def test_an_error_in_the_middle_of_a_call_leaves_the_models_alone(taken: list[in
     with pytest.raises(ValueError, match="the user's own error"):
         assistant.generate(target, **inputs, **GREEDY, logits_processor=[raises_at(10)])
     assert len(taken) > 20
+
+
+def test_attention_weights_are_returned_as_in_plain_decoding(taken: list[int]) -> None:
+    """The kernels do not compute them."""
+    target = copy.deepcopy(model("llama"))
+    target.set_attn_implementation("eager")
+    given = left_padded(PROMPTS[:1]) | GREEDY | {"return_dict_in_generate": True, "output_attentions": True}
+    found, plain = uag.Assistant(None).generate(target, **given), target.generate(**given)
+    assert not taken
+    assert all(
+        torch.equal(*both) for steps in zip(found.attentions, plain.attentions, strict=True) for both in zip(*steps)
+    )
