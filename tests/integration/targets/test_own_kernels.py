@@ -97,6 +97,5 @@ def test_attention_weights_are_returned_as_in_plain_decoding(taken: list[int]) -
     given = left_padded(PROMPTS[:1]) | GREEDY | {"return_dict_in_generate": True, "output_attentions": True}
     found, plain = uag.Assistant(None).generate(target, **given), target.generate(**given)
     assert not taken
-    assert all(
-        torch.equal(*both) for steps in zip(found.attentions, plain.attentions, strict=True) for both in zip(*steps)
-    )
+    for one, other in zip(found.attentions, plain.attentions, strict=True):
+        assert all(map(torch.equal, one, other))
