@@ -107,7 +107,7 @@ def _check_bits(case: Case, base: Any, tokenizer: Any, found: Seen) -> None:
         return
     for name in ("ids", "scores", "logits"):
         one, other = (seen.ids if name == "ids" else getattr(seen.result, name, None) for seen in (found, expected))
-        pairs = [(one, other)] if name == "ids" else list(zip(one or (), other or (), strict=True))
+        pairs: list[Any] = [(one, other)] if name == "ids" else list(zip(one or (), other or (), strict=True))
         if not all(torch.equal(*pair) for pair in pairs):
             raise DifferenceError("bits", f"{name} depend on the draft")
 
