@@ -257,9 +257,7 @@ def _softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> to
     return kernel.gate(x, "softplus") if (beta, threshold) == (1.0, 20.0) else None
 
 
-def _softmax(
-    x: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> torch.Tensor | None:
+def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """Sum each row in one order, to which masked scores at its end add nothing."""
     if dim not in (-1, x.dim() - 1) or (dtype or x.dtype) not in (torch.float32, torch.bfloat16, torch.float16):
         return None
@@ -269,12 +267,18 @@ def _softmax(
     return None if total is None else (powers / total).to(dtype or x.dtype)
 
 
+def _functional_softmax(
+    x: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> torch.Tensor | None:
+    return _softmax(x, dim, dtype)
+
+
 _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.linear: kernel.linear,
     functional.scaled_dot_product_attention: _sdpa,
     functional.silu: _silu,
     functional.gelu: _gelu,
-    functional.softmax: _softmax,
+    functional.softmax: _functional_softmax,
     torch.softmax: _softmax,
     torch.Tensor.softmax: _softmax,
     functional.softplus: _softplus,

@@ -100,7 +100,8 @@ class OwnKernels:
         state = operations.state
         before = state.most_rows, state.replaces_functions
         state.most_rows, state.replaces_functions = operations.ANY if most_rows is None else most_rows, self.everywhere
-        functions: AbstractContextManager[Any] = operations.Functions() if self.everywhere else nullcontext()
+        is_new = self.everywhere and not before[1]  # a second one would only repeat the work of the first
+        functions: AbstractContextManager[Any] = operations.Functions() if is_new else nullcontext()
         try:
             with functions:
                 yield

@@ -211,3 +211,15 @@ def test_copies_and_pickles_are_the_layers_own(rows: list[int]) -> None:
         other[0].weight.data.zero_()
         assert not other(x).equal(model(x))
         assert not run(other, x).equal(model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "softmax", [torch.softmax, torch.Tensor.softmax, lambda x, dim, dtype: nn.functional.softmax(x, dim, dtype=dtype)]
+)
+def test_softmax_by_position_keeps_its_dtype(softmax: Any) -> None:
+    x, kernels = torch.randn(3, SIZE).bfloat16(), OwnKernels(model_of(nn.Linear(SIZE, SIZE)), everywhere=True)
+    with kernels.in_place(), kernels.running(), kernels.running():
+        found = softmax(x, -1, torch.float32)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, torch.softmax(x, -1, torch.float32))
