@@ -78,8 +78,12 @@ def test_in_half_precision_target_and_draft_take_it(num_rows: int, dtype: torch.
 def test_it_can_be_left_out(taken: list[int]) -> None:
     target, given = model("llama"), left_padded(PROMPTS[:1]) | GREEDY
     compare(target, given, uag.Assistant(model("llama", seed=1), num_candidate_tokens=3, own_kernels=False))
-    compare(target, given, uag.Assistant(None, own_kernels=False))
+    assistant = uag.Assistant(None, own_kernels=False)
+    compare(target, given, assistant)
     assert not taken
+    assert not assistant.stats.is_draft_independent
+    reason = "draft-independent: not certain, since the target does not use uag's kernels (own_kernels=False)"
+    assert reason in str(assistant.stats).splitlines()
 
 
 def test_an_error_in_the_middle_of_a_call_leaves_the_models_alone(taken: list[int]) -> None:
