@@ -67,7 +67,8 @@ CLASSES: dict[str, common.Row] = {
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
 }
 ARMS = (
-    *("uag", "uag, own choice", "transformers", "transformers, static + compiled"),
+    *("uag", "uag, recorded target", "uag, recorded target, no draft", "uag, own choice"),
+    *("transformers", "transformers, static + compiled"),
     *("uag, static + compiled", "uag, static + compiled, compiled draft"),  # these compile most
 )
 PLAIN = ("plain", "plain, static + compiled")
@@ -112,7 +113,7 @@ def main() -> None:
             "-m",
             "pytest",
             "-q",
-            *(f"tests/integration/engines/test_{name}.py" for name in ("recorded", "devices")),
+            *(f"tests/integration/engines/test_{name}.py" for name in ("recorded", "recorded_targets", "devices")),
         ),
         "search": ("benchmarks/search.py", "--repeats", "4", "--tokens", str(arguments.tokens)),
     }
@@ -450,7 +451,9 @@ def _measure_arm(
         emulated = _emulated(draft, None, compile_draft=arm.endswith("draft"))
         emulated.next_id, emulated.probability = next_id, probability
         num_candidates = None if arm.endswith("choice") else arguments.candidates
-        assistant = uag.Assistant(None, None, drafter=emulated, num_candidate_tokens=num_candidates)
+        independent = {"own_kernels": False, "draft_independent": True} if "recorded target" in arm else {}
+        drafter = None if arm.endswith("no draft") else emulated
+        assistant = uag.Assistant(None, None, drafter=drafter, num_candidate_tokens=num_candidates, **independent)
         generate = partial(assistant.generate, target, ids, **options)
     if arm.startswith("transformers"):
         schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}

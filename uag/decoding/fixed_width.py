@@ -3,6 +3,7 @@
 A kernel rounds by the shape of its inputs. Here every pass after the prompt has the same shape, with candidates or
 with padding, so a token's logits depend only on the tokens before it, provided that the kernels compute a token in the
 same way in every row of a pass. A trial checks this once per model. Calls that cannot keep the promise are refused.
+On devices with graphs, the one shape is recorded (`uag.hf.cache.recorded_target`).
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from uag.decoding.verdict import Verdict, examine
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, positions, weights
 from uag.hf.cache import caches, static
+from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.once import once
 from uag.products import OwnKernels
 
@@ -59,7 +61,10 @@ def examined(call: Call, verdict: Verdict) -> tuple[Call, Verdict]:
         raise _refusal(f"the target {verdict.dependence}, and in passes of a fixed width {reason}")
     is_compiled = call.is_compiled or models.is_compiled(call.model)  # decided before the call gets a static cache
     num_slots = _SLOTS_STEP * -(-(_most_slots(call) + WIDTH - 1) // _SLOTS_STEP)
-    cache = static.static_cache(call.model, num_slots)
+    # The caller gets a static cache that it asked for; `generate` compiles the passes over it.
+    is_recorded = not is_compiled and call.generation_config.cache_implementation != "static"
+    recorded = RecordedTarget.take(call.model, call.input_ids.shape[0], num_slots) if is_recorded else None
+    cache = static.static_cache(call.model, num_slots) if recorded is None else recorded.cache
     caches.replace(call.model_kwargs, cache)
     verdict, kernels = examine(call), verdict.kernels
     if verdict.limits is None:
@@ -73,7 +78,7 @@ def examined(call: Call, verdict: Verdict) -> tuple[Call, Verdict]:
     if reason:
         raise _refusal(reason)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
-    return call, replace(verdict, lockstep=lockstep, dependence="", kernels=kernels)
+    return call, replace(verdict, lockstep=lockstep, dependence="", kernels=kernels, recorded=recorded)
 
 
 def as_requested(call: Call, cache: Any) -> Any:

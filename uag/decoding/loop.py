@@ -50,7 +50,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
             stats.fall_back(reason)
     if verdict.limits is None:
         return decode_plainly(call, stats)
-    rows, target = Rows(call), Target(call, stats, verdict.limits, verdict.kernels)
+    rows, target = Rows(call), Target(call, stats, verdict.limits, verdict.kernels, verdict.recorded)
     sampling = call.sampling if call.generation_config.do_sample else None
     choice = make_choice(sampling, (rows.batch_size, call.vocab_size), call.input_ids.device, call.generator)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
@@ -64,6 +64,8 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
 
     with ExitStack() as at_end:  # the last one first; each runs even if those before it raise
         at_end.callback(finish)
+        if verdict.recorded is not None:
+            at_end.callback(verdict.recorded.keep)
         selector = Selector(call.logits_processor, choice)
         drafts = Drafts(call, call.ranks.drafter(drafter), lookahead, rows, target, choice, stats)
         at_end.callback(caches.record_past, cache, is_on=False)

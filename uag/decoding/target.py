@@ -14,6 +14,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import models, passes
 from uag.hf.cache import caches, static
+from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
 from uag.lookahead import clock
@@ -103,8 +104,11 @@ class Target:
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
-    def __init__(self, call: Call, stats: Stats, limits: Limits, kernels: OwnKernels) -> None:
+    def __init__(
+        self, call: Call, stats: Stats, limits: Limits, kernels: OwnKernels, recorded: RecordedTarget | None = None
+    ) -> None:
         self.model = call.model
+        self._recorded = recorded
         self.kernels = kernels
         self.config = call.generation_config
         self.kwargs = call.model_kwargs
@@ -222,6 +226,11 @@ class Target:
         forward = self.model.get_compiled_call(self.config.compile_config) if self._is_compiled else self.model
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
+        if self._recorded is not None:
+            outputs, self.has_compiled = self._recorded.run(inputs)
+            if self._recorded.failure:
+                self.stats.fall_back(f"the target's passes are not recorded: {self._recorded.failure}")
+            return self.finish_pass(outputs, width, device, start_time)
         lengths = static.constant_lengths(self.cache) if self.limits.is_padded else nullcontext()
         with lengths, self.kernels.running():
             outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)

@@ -16,6 +16,7 @@ from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.hf import classes, foreign_code, models, names, passes, positions, weights, wrapped
 from uag.hf.cache import caches, static
+from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import default_generator
 from uag.hf.inspection import is_training, modules
 from uag.hf.processors import unknown_processors
@@ -35,6 +36,7 @@ class Verdict:
         dependence: why the draft may change how the target's logits round, phrased to follow "the target"; empty if it
             cannot, with the same bits for any candidates and none.
         kernels: what uag's kernels compute.
+        recorded: the target's recorded passes at a fixed width; None if they run as usual.
     """
 
     plain: str = ""
@@ -43,6 +45,7 @@ class Verdict:
     limits: Limits | None = field(default=None, compare=False)
     dependence: str = ""
     kernels: OwnKernels = field(default_factory=OwnKernels, compare=False)
+    recorded: RecordedTarget | None = field(default=None, compare=False)
 
     @property
     def fallback(self) -> str:

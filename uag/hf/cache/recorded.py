@@ -37,11 +37,13 @@ class Recorded:
 
     Attributes:
         failure: why passes are not recorded; empty at first.
+        device: of the model.
     """
 
     def __init__(self, forward: Callable[..., torch.Tensor], device: torch.device) -> None:
         self.failure = ""
-        self._forward, self._device = forward, device
+        self.device = device
+        self._forward = forward
         self._module = graphs_of(device)
         self._pool, self._stream = self._module.graph_pool_handle(), self._module.Stream(device)
         self._cache: Any = None
@@ -76,19 +78,19 @@ class Recorded:
                 self._passes = {}
                 static.set_length(cache, length)  # a pass may have advanced it
         self._passes[shapes] = None
-        moved = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        moved = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         return self._forward(**moved, cache=cache), not self.failure
 
     def _record(self, shapes: Hashable, inputs: _Inputs, length: int) -> torch.Tensor:
         module, stream, cache = self._module, self._stream, self._cache
-        current = module.current_stream(self._device)
-        graph = getattr(module, f"{self._device.type.upper()}Graph")()
-        options = {} if self._device.type == "xpu" else {"capture_error_mode": "thread_local"}
+        current = module.current_stream(self.device)
+        graph = getattr(module, f"{self.device.type.upper()}Graph")()
+        options = {} if self.device.type == "xpu" else {"capture_error_mode": "thread_local"}
         # The outer stream context restores the stream after a recording that fails.
-        with _ONE_AT_A_TIME, _without_collection(), module.device(self._device), module.stream(current):
+        with _ONE_AT_A_TIME, _without_collection(), module.device(self.device), module.stream(current):
             stream.wait_stream(current)
             with module.stream(stream):
-                buffers = {name: tensor.to(self._device, copy=True) for name, tensor in inputs.items()}
+                buffers = {name: tensor.to(self.device, copy=True) for name, tensor in inputs.items()}
                 with _WithoutWaits():  # type: ignore[no-untyped-call]
                     expected = self._forward(**buffers, cache=cache)
                 # Nothing runs while it is recorded. With other values than in the first replay, a value that became a
