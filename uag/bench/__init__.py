@@ -1,11 +1,12 @@
 """Benchmarks: run the same prompts in every arm, compare the outputs, and measure times."""
 
-from uag.bench.arms import ARM_NAMES, Arm, assisted, build_arms, is_output
+from uag.bench.arms import Arm, assisted, build_arms, is_output
 from uag.bench.demo import DEMO_ARM_NAMES, colored, complete, run_demo
-from uag.bench.measuring import BenchOptions, measure
+from uag.bench.measuring import measure
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.ranking import rank
 from uag.bench.report import Record, summarize, summary_table
+from uag.options import ARM_NAMES, BenchOptions
 
 __all__ = [
     "ARM_NAMES",

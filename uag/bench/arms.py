@@ -9,7 +9,7 @@ uag              uag
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,15 +18,14 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
-from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.hf import passes
 from uag.hf.devices import synchronize
 from uag.loading import Pair
+from uag.options import BenchOptions, Options
 from uag.stats import Stats
 
 WITHOUT_DRAFT = "uag-no-draft"
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", WITHOUT_DRAFT, "uag")
 
 NUM_LOOKUP_TOKENS = 10
 """Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
@@ -67,44 +66,32 @@ class Arm:
     reference: str = "plain"
 
 
-def build_arms(
-    pair: Pair, names: Sequence[str] = ARM_NAMES, *, draft_independent: bool = False, compile_draft: bool = False
-) -> list[Arm]:
-    """Build the named arms for a pair.
-
-    With `draft_independent`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
-    """
-    check_arm_names(names)
+def build_arms(pair: Pair, options: BenchOptions) -> list[Arm]:
+    """Build the arms of a benchmark; with `draft_independent`, uag-no-draft is the reference of the arm uag."""
     target, tokenizer = pair.target, pair.target_tokenizer
     lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
-    assistant = partial(Assistant, draft_independent=draft_independent, compile_draft=compile_draft)
+    assistant = partial(Assistant, pair.draft, pair.draft_tokenizer, tokenizer, options=options)
     builders: dict[str, Callable[[], Arm]] = {
         "plain": lambda: Arm("plain", target.generate),
         "transformers": lambda: Arm("transformers", _transformers_own(pair)),
         "prompt-lookup": lambda: Arm("prompt-lookup", lookup),
-        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, draft_independent),
-        "uag": lambda: assisted("uag", assistant(pair.draft, pair.draft_tokenizer, tokenizer), target),
+        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, options),
+        "uag": lambda: assisted("uag", assistant(), target),
     }
-    return [builders[name]() for name in names]
-
-
-def check_arm_names(names: Sequence[str]) -> None:
-    """Raise an OptionError for an unknown name."""
-    for name in names:
-        if name not in ARM_NAMES:
-            raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
+    return [builders[name]() for name in options.arm_names]
 
 
 def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
     """Return the arm of an assistant and a target."""
-    reference = "plain" if note or not assistant.draft_independent else WITHOUT_DRAFT
+    reference = "plain" if note or not assistant.options.draft_independent else WITHOUT_DRAFT
     return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats, note, reference)
 
 
-def without_draft(tokenizer: Any, target: Any, draft_independent: bool) -> Arm:
+def without_draft(tokenizer: Any, target: Any, options: Options) -> Arm:
     """Return the arm of uag's passes alone, which round differently from plain decoding's."""
-    note = "run by uag's own passes" if draft_independent else ""
-    return assisted(WITHOUT_DRAFT, Assistant(None, None, tokenizer, draft_independent=draft_independent), target, note)
+    note = "run by uag's own passes" if options.draft_independent else ""
+    assistant = Assistant(None, None, tokenizer, options=options, compile_draft=False)
+    return assisted(WITHOUT_DRAFT, assistant, target, note)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:

@@ -10,10 +10,11 @@ from transformers import TextStreamer
 
 from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
-from uag.bench.measuring import BenchOptions, measure
+from uag.bench.measuring import measure
 from uag.bench.prompts import heldout_prompts, spread
 from uag.bench.report import ArmSummary, Record, summarize
 from uag.loading import Content, Pair, encode
+from uag.options import BenchOptions
 from uag.stats import TARGET, Stats
 
 DEMO_ARM_NAMES = ("plain", "transformers", "uag")

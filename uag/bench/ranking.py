@@ -7,11 +7,12 @@ from typing import Any
 from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
 from uag.bench.arms import Arm, assisted, without_draft
-from uag.bench.measuring import BenchOptions, measure
+from uag.bench.measuring import measure
 from uag.bench.prompts import Prompt
 from uag.bench.report import ArmSummary, summarize
 from uag.errors import UagError
 from uag.loading import Pair, demo_folder, load_draft, load_model, load_tokenizer
+from uag.options import BenchOptions
 
 _FEWEST_PROMPTS = 4
 """Minimum number of prompts for a verdict. Increase for safer verdicts; decrease for verdicts after fewer prompts."""
@@ -81,14 +82,13 @@ def rank(
     tokenizers = {name: load_tokenizer(name, role="draft") for name in drafts}
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
-    own: dict[str, Any] = {"draft_independent": options.draft_independent, "compile_draft": options.compile_draft}
-    arms = [Arm("plain", model.generate), without_draft(tokenizer, model, options.draft_independent)]
+    arms = [Arm("plain", model.generate), without_draft(tokenizer, model, options)]
     refused: list[ArmSummary] = []
     losses: dict[str, str | None] = {}
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
-            assistant = Assistant(draft, tokenizers[name], tokenizer, **own)
+            assistant = Assistant(draft, tokenizers[name], tokenizer, options=options)
             assistant.check(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             losses[name] = from_tokenizer(tokenizers[name]).loss

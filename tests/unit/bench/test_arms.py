@@ -64,8 +64,6 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
 
 def test_unknown_arm_is_refused_with_the_list() -> None:
     with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, transformers, prompt-lookup"):
-        build_arms(stub_pair(), ["plain", "fast"])
-    with pytest.raises(OptionError, match="unknown arm 'fast'"):
         BenchOptions(arm_names=("fast",))
 
 
@@ -75,7 +73,7 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     monkeypatch.setattr(target, "generate", lambda **kwargs: seen.append(kwargs["assistant_model"]))
     draft = SimpleNamespace(name="draft")
     pair = Pair(target, StubTokenizer(), "t", draft, StubTokenizer(), "d")
-    (arm,) = build_arms(pair, ["transformers"])
+    (arm,) = build_arms(pair, BenchOptions(arm_names=("transformers",)))
     for _ in range(2):
         arm.generate(do_sample=True)
     assert seen[0] is seen[1] is not draft  # sampling modifies it
@@ -85,7 +83,7 @@ def test_a_call_without_hooks_counts_a_pass_per_step() -> None:
     pair = Pair(tiny_model("llama", 60), byte_level(), "target", None, None, "draft")
     pair.target.generation_config.eos_token_id = None
     other = copy.deepcopy(pair.target)
-    arms = [*build_arms(pair, ["plain", "uag-no-draft"]), Arm("another model", other.generate)]
+    arms = [*build_arms(pair, BenchOptions(arm_names=("plain", "uag-no-draft"))), Arm("another model", other.generate)]
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
     runs = [run_arm(arm, pair, left_padded([[5, 6, 7]]), options, seed=0) for arm in arms]
     assert [run.counts["num_target_forwards"] for run in runs] == [8, 8, 8]
