@@ -34,20 +34,6 @@ _COUNTS = ("num_rounds", "num_target_forwards", "num_candidate_tokens", "num_acc
 
 
 @dataclass(frozen=True)
-class Run:
-    """The result of one call of one arm.
-
-    `output_ids` is [batch, num_steps], int64, target ids without the prompt; finished rows are padded. `counts` has the
-    tokens and passes of a `Record`, summed over rows.
-    """
-
-    output_ids: torch.Tensor
-    seconds: float
-    counts: dict[str, int]
-    stats: Stats | None
-
-
-@dataclass(frozen=True)
 class Arm:
     """One way to generate.
 
@@ -113,10 +99,21 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
     return generate
 
 
-def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int) -> Run:
-    """Run one arm once on one batch, with the same seed as every other arm, and count tokens and passes.
+def run_arm(
+    arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Run one arm once on one batch, with the same seed as every other arm.
 
-    `inputs` comes from `uag.loading.encode`; `options` are keyword arguments of `model.generate`.
+    Args:
+        arm: the arm.
+        pair: the target and its tokenizer.
+        inputs: the prompts, from `uag.loading.encode`.
+        options: keyword arguments of `model.generate`.
+        seed: of the sampling.
+
+    Returns:
+        The target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and seconds,
+        tokens, passes and statistics, named as in `Record` and summed over rows.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
@@ -128,18 +125,17 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
     num_output_tokens = int(is_output(output_ids, passes.eos_ids(pair.target.generation_config)).sum())
+    figures: dict[str, Any] = {"seconds": seconds, "num_output_tokens": num_output_tokens}
     if arm.stats is not None:
-        stats = arm.stats()
-        counts = {name: getattr(stats, name) for name in _COUNTS}
-    else:
-        stats, (num_rows, num_steps) = None, output_ids.shape
-        num_passes = len(widths) or num_steps  # none are seen if compiled, or run by another model or engine
-        # Each pass has one position besides its candidates; the first one has the prompt's positions instead.
-        num_candidates = num_rows * max(0, sum(widths) - prompt_width - (len(widths) - 1))
-        # Each pass yields one token of the target's own per row; all others are accepted candidates.
-        num_accepted = max(0, num_output_tokens - num_rows * num_passes)
-        counts = dict(zip(_COUNTS, (num_passes, num_passes, num_candidates, num_accepted), strict=True))
-    return Run(output_ids, seconds, counts | {"num_output_tokens": num_output_tokens}, stats)
+        stats = arm.stats().to_dict()
+        return output_ids, figures | {name: stats[name] for name in _COUNTS} | {"stats": stats}
+    num_rows, num_steps = output_ids.shape
+    num_passes = len(widths) or num_steps  # none are seen if compiled, or run by another model or engine
+    # Each pass has one position besides its candidates; the first one has the prompt's positions instead.
+    num_candidates = num_rows * max(0, sum(widths) - prompt_width - (len(widths) - 1))
+    # Each pass yields one token of the target's own per row; all others are accepted candidates.
+    num_accepted = max(0, num_output_tokens - num_rows * num_passes)
+    return output_ids, figures | dict(zip(_COUNTS, (num_passes, num_passes, num_candidates, num_accepted), strict=True))
 
 
 def is_output(output_ids: torch.Tensor, eos_ids: Iterable[int]) -> torch.Tensor:

@@ -83,19 +83,18 @@ class _Batch:
     def run(self, arm: Arm, record: Record) -> Record:
         """Return an arm's record with another trial; without figures if the arm fails or its output is not accepted."""
         try:
-            run = run_arm(arm, self.pair, self.inputs, generate_options(self.options), self.seed)
+            output_ids, figures = run_arm(arm, self.pair, self.inputs, generate_options(self.options), self.seed)
         except PEER_ERRORS as error:
             if arm.name == "plain" or arm.name.startswith("uag"):
                 raise
             return replace(self.record(arm), refusal=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-        self.outputs.setdefault(arm.name, run.output_ids)
-        difference, refusal = self._compare(arm, run.output_ids)
+        self.outputs.setdefault(arm.name, output_ids)
+        difference, refusal = self._compare(arm, output_ids)
         if refusal:
             return replace(self.record(arm), difference=difference, refusal=refusal)
-        seconds = (*record.trial_seconds, run.seconds)
-        figures: dict[str, Any] = {**run.counts, "seconds": statistics.median(seconds), "trial_seconds": seconds}
-        stats = None if run.stats is None else run.stats.to_dict()
-        return replace(record, **figures, stats=stats, difference=difference or record.difference)
+        seconds = (*record.trial_seconds, figures["seconds"])
+        figures |= {"seconds": statistics.median(seconds), "trial_seconds": seconds}
+        return replace(record, **figures, difference=difference or record.difference)
 
     def _compare(self, arm: Arm, output_ids: torch.Tensor) -> tuple[str | None, str | None]:
         """Return where an output differs from the reference's, and the refusal unless it may."""
