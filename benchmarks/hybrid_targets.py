@@ -48,7 +48,7 @@ def _compare(arguments: argparse.Namespace) -> Iterator[common.Row]:
     for name, sizes in TARGETS.items():
         target = random_target(name, len(demo.target_tokenizer), sizes)
         pair = Pair(target, demo.target_tokenizer, name, demo.draft, demo.draft_tokenizer, "demo draft")
-        records = list(measure(pair, prompts, options, arms=build_arms(pair, ["plain", *ARMS])))
+        records = list(measure(pair, prompts, options, arms=build_arms(pair, BenchOptions(arm_names=("plain", *ARMS)))))
         row: common.Row = {"target": name, "dtype": "float32", "notes": ""}
         for arm in ARMS:
             of_arm = [record for record in records if record.arm == arm]

@@ -99,7 +99,7 @@ def _arms(pair: Pair, target: Path, draft: Path, name: str) -> list[bench.Arm]:
             raise FileNotFoundError(f"no file {target}.gguf")
         if name in baselines.NAMES:
             return [baselines.build_baseline(pair.target, name, f"{target}.gguf")]
-        return bench.build_arms(pair, [name])
+        return bench.build_arms(pair, bench.BenchOptions(arm_names=(name,)))
     except (UagError, OSError, ImportError) as error:
         print(f"{name}: skipped: {' '.join(str(error).split())}", flush=True)
         return []

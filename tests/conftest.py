@@ -49,8 +49,7 @@ def no_cache_is_too_small() -> None:
 def detach_all() -> None:
     """Detach every model, so that `generate` is transformers' own again."""
     import uag
-    from uag import installing
-    from uag.hf import door
+    from uag import door, installing
 
     for model in list(installing._attachments):
         uag.detach(model)
@@ -69,7 +68,7 @@ def _own_generate() -> Iterator[None]:
 
 def _registered() -> dict[str, set[str]]:
     """Return what is registered in this process: followed generators, routes, states of this thread, open files."""
-    from uag.hf import door
+    from uag import door
     from uag.lookahead import clock
     from uag.products import placing
     from uag.sampling import noise

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uag.installing import install as install
     from uag.installing import uninstall as uninstall
     from uag.loading import load_pair as load_pair
+    from uag.options import Options as Options
     from uag.stats import Stats as Stats
     from uag.stats import last_stats as last_stats
 
@@ -26,6 +27,7 @@ _MODULES = {
     "CandidateGenerator": "uag.candidates",
     "GgufDraft": "uag.gguf",
     "Memory": "uag.drafting",
+    "Options": "uag.options",
     "Stats": "uag.stats",
     "attach": "uag.installing",
     "detach": "uag.installing",

@@ -3,10 +3,12 @@
 import copy
 import logging
 import threading
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 
+from uag import door
 from uag.decoding import Call, Ranks, run
 from uag.drafting import (
     ASSUMED,
@@ -20,12 +22,12 @@ from uag.drafting import (
     dtypes_of,
     mismatch_of,
 )
-from uag.errors import UnsupportedError
-from uag.hf import door, inspection, passes
+from uag.errors import OptionError, PairError, UnsupportedError
+from uag.hf import inspection, passes
 from uag.hf.names import check
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
-from uag.options import check_draft_options, check_options, check_sampling
+from uag.options import Options, is_whole
 from uag.products import switched
 from uag.stats import Stats, Totals, remember
 
@@ -46,26 +48,8 @@ class Assistant:
             GGUF file, which contains its own.
         tokenizer: the target's tokenizer; not needed if the draft shares it.
         drafter: a custom source of candidates, instead of a draft (see `uag.drafting.Drafter`).
-        prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
-            target ids, or a list with an entry per row, which is such a prediction, a list of several, or None. Or a
-            function that is called with each call's input ids and returns one, or a `concurrent.futures.Future` of one.
-        memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (see docs/memory.md).
-        num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
-        min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
-        prompt_lookup: if the last tokens occurred before, propose the tokens that followed them, provided that this is
-            expected to be faster than the draft model; only with `num_candidate_tokens=None` and without `drafter`.
-        compile_draft: run the draft's passes through `torch.compile`, which takes long at first. On a GPU, they are
-            otherwise recorded as graphs, without compiling (docs/gpu.md).
-        generator: generator to sample from; None for the device's default.
-        sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
-            sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).
-        trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
-            computes each token from that token and those before it, regardless of the width of the pass.
-        own_kernels: on a CPU, run the passes of target and draft with uag's kernels, which are faster for a few tokens
-            and compute a token in a block as they compute it alone (see docs/products.md).
-        draft_independent: refuse calls whose ids, scores, logits and generator state could depend on the draft in any
-            bit. On a CPU with uag's kernels, few calls do, and the option costs nothing. Elsewhere, every pass then has
-            the same width, which is slower (see docs/limits.md).
+        options: the options, as a `uag.Options`; None for the defaults.
+        changes: options by name, instead of those in `options`: `uag.Assistant(draft, draft_independent=True)`.
 
     Raises:
         UnsupportedError: the model cannot draft (no LM head, a state that cannot be copied).
@@ -90,43 +74,22 @@ class Assistant:
         tokenizer: Any = None,
         *,
         drafter: Drafter | None = None,
-        prediction: Any = None,
-        memory: Any = False,
-        num_candidate_tokens: int | None = None,
-        min_confidence: float = 0.0,
-        prompt_lookup: bool = True,
-        compile_draft: bool = False,
-        generator: torch.Generator | None = None,
-        sampling: str = "shared-noise",
-        trust_changes: bool = False,
-        own_kernels: bool = True,
-        draft_independent: bool = False,
+        options: Options | None = None,
+        **changes: Any,
     ) -> None:
-        check_options(
-            num_candidate_tokens=num_candidate_tokens,
-            min_confidence=min_confidence,
-            prompt_lookup=prompt_lookup,
-            compile_draft=compile_draft,
-            trust_changes=trust_changes,
-            own_kernels=own_kernels,
-            draft_independent=draft_independent,
-            generator=generator,
-            sampling=sampling,
-        )
-        check_draft_options(draft, drafter, compile_draft)
+        self.options = options = replace(options or Options(), **changes)
+        if draft is not None and drafter is not None:
+            raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
+        if options.compile_draft and draft is None:
+            raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
         self.draft, self.draft_tokenizer = open_draft(draft, draft_tokenizer)
         self.tokenizer = tokenizer
-        self.generator = generator
-        self.sampling = sampling
-        self.trust_changes = trust_changes
-        self.own_kernels = own_kernels
-        self.draft_independent = draft_independent
         self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
-        self.prediction, self.memory = prediction, as_memory(memory)
+        self.memory = as_memory(options.memory)
         self.stats = Stats()
-        self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._custom_drafter, self._compile_draft = drafter, compile_draft
-        looks_up = prompt_lookup and num_candidate_tokens is None and drafter is None
+        self.lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)
+        self._custom_drafter = drafter
+        looks_up = options.prompt_lookup and options.num_candidate_tokens is None and drafter is None
         self._optional = OptionalSources(looks_up, self.memory)
         self._prepare()
 
@@ -143,10 +106,10 @@ class Assistant:
             self._drafter = self._drafter.serving(self._adapter)
         if self.draft is not None:
             tokenizers = self.tokenizer, self.draft_tokenizer
-            self._pairing = Pairing(self.draft, *tokenizers, compile_draft=self._compile_draft)
+            self._pairing = Pairing(self.draft, *tokenizers, compile_draft=self.options.compile_draft)
             self._drafter = self._pairing.for_all
         if self._drafter is not None:
-            check_sampling(self.sampling, self._drafter.strategy)
+            self._check_sampling(self._drafter)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
@@ -230,11 +193,14 @@ class Assistant:
         """
         door.refuse_prepared(model, generation_config)
         stopping_criteria = door.with_stop_strings(stopping_criteria, stop_strings, tokenizer or self.tokenizer)
-        check_options(num_assistant_tokens=num_assistant_tokens)
+        if num_assistant_tokens is not None and not is_whole(num_assistant_tokens, 0):
+            raise OptionError(
+                f"num_assistant_tokens={num_assistant_tokens!r} must be a whole number of 0 or more, or None."
+            )
         streamer = door.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()
         try:
-            with inspection.inspected_once(model), switched(self.own_kernels):
+            with inspection.inspected_once(model), switched(self.options.own_kernels):
                 call = Call(
                     model=model,
                     input_ids=input_ids,
@@ -244,12 +210,9 @@ class Assistant:
                     model_kwargs=model_kwargs,
                     source_ids=inputs_tensor if model.config.is_encoder_decoder else None,
                     streamer=streamer,
-                    generator=self.generator,
-                    sampling=self.sampling,
+                    options=self.options,
                     ranks=Ranks.of(model),
                     is_synced=passes.is_synced(model) if synced_gpus is None else synced_gpus,
-                    trust_changes=self.trust_changes,
-                    draft_independent=self.draft_independent,
                 )
                 drafter, is_assumed = free._drafter_for(call, prediction, tokenizer, stats)
                 lookahead = free.lookahead
@@ -284,7 +247,7 @@ class Assistant:
         drafter, is_assumed = self._find_drafter(call.model)
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
-        prediction = self.prediction if prediction is None else prediction
+        prediction = self.options.prediction if prediction is None else prediction
         if callable(prediction):
             prediction = prediction(call.input_ids) if call.ranks.decides else None
         drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
@@ -310,8 +273,16 @@ class Assistant:
         if self._pairing is None:
             return self._drafter, False
         drafter, is_assumed = self._pairing.drafter_for(model)
-        check_sampling(self.sampling, drafter.strategy)
+        self._check_sampling(drafter)
         return drafter, is_assumed
+
+    def _check_sampling(self, drafter: Drafter) -> None:
+        """Raise a `PairError` for rejection sampling with a drafter that cannot provide the probabilities."""
+        if self.options.sampling == "rejection" and drafter.strategy == "cross-tokenizer":
+            raise PairError(
+                "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
+                "another tokenizer cannot provide. Use the default sampling='shared-noise', exact for any draft."
+            )
 
     def __repr__(self) -> str:
         unpaired = "plain" if self.draft is None else "depends on the target"

@@ -24,6 +24,7 @@ from uag.drafting import Ask, Drafter, Pairing
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.lookahead import Lookahead
+from uag.options import Options
 from uag.products import switched
 from uag.projection import Scoring
 from uag.proposal import num_equal
@@ -165,7 +166,7 @@ class CandidateGeneratorMixin:
             generation_config=generation_config,
             model_kwargs=model_kwargs,
             source_ids=inputs_tensor if has_source else None,
-            sampling="rejection",  # transformers draws once per round, not once per step
+            options=Options(sampling="rejection"),  # transformers draws once per round, not once per step
         )
         config = getattr(assistant_model, "generation_config", None)
         return CandidateGenerator(

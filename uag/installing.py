@@ -6,17 +6,19 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from uag import door
 from uag.assistant import Assistant
 from uag.errors import OptionError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
-from uag.hf import door, wrapped
+from uag.hf import wrapped
 from uag.hf.names import check
 from uag.loading import forget_drafts, open_draft
-from uag.options import check_options
+from uag.options import Options
 
 logger = logging.getLogger("uag")
 
@@ -29,11 +31,11 @@ _assistants = weakref.WeakKeyDictionary()
 """The assistants by draft and target."""
 
 _lock = threading.Lock()
-_options: dict[str, Any] = {"trust_changes": False, "draft_independent": False}
-"""The arguments of the last `install`."""
+_options = Options()
+"""The options of `install`."""
 
 
-def install(trust_changes: bool | None = None, draft_independent: bool | None = None) -> None:
+def install(**options: Any) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
@@ -43,29 +45,30 @@ def install(trust_changes: bool | None = None, draft_independent: bool | None = 
     log line says why.
 
     Args:
-        trust_changes: as in `uag.Assistant`; None keeps the value of the last `install`, at first False.
-        draft_independent: as in `uag.Assistant`, for the calls that uag handles; None keeps the last value, at first
-            False. `uninstall` resets both.
+        options: those of `uag.Assistant` for the calls that uag handles, such as `draft_independent=True`. One that is
+            left out or None keeps its value, until `uninstall` resets all.
 
     Raises:
-        OptionError: an option is neither True, False nor None.
+        OptionError: an option has the wrong type or value.
         CompatibilityError: this transformers release lacks an internal name that uag needs.
     """
+    global _options
     check()
-    passed = {"trust_changes": trust_changes, "draft_independent": draft_independent}
-    given = {name: value for name, value in passed.items() if value is not None}
-    check_options(**given)
+    given = {name: value for name, value in options.items() if value is not None}
     with _lock:
-        _options.update(given)
+        if given:
+            _options = replace(_options, **given)
+            _assistants.clear()  # they have the former options
     door.add_route(_route_installed)
 
 
 def uninstall() -> None:
     """Restore transformers as it was before `install()`; do nothing if it was not called."""
+    global _options
     door.remove_route(_route_installed)
     with _lock:
         _assistants.clear()
-        _options.update(trust_changes=False, draft_independent=False)
+        _options = Options()
     forget_drafts()
 
 
@@ -114,8 +117,8 @@ def _can_draft(draft: Any) -> bool:
 
 def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Assistant:
     """Return the assistant of this pair, which remembers costs and acceptance."""
-    length = _fixed_length(draft)
     with _lock:
+        length = _fixed_length(draft) or _options.num_candidate_tokens
         key = model if draft is None else draft
         known = _assistants.setdefault(key, weakref.WeakKeyDictionary()).setdefault(model, [])
         same = [one for one in known if one.tokenizer is tokenizer and one.draft_tokenizer is draft_tokenizer]
@@ -123,15 +126,15 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
         if assistant is None:
             # A strong reference would keep the draft, which is the key, alive forever.
             draft_proxy = None if draft is None else weakref.proxy(draft)
+            tokenizers, options = (draft_tokenizer, tokenizer), replace(_options, num_candidate_tokens=length)
+            without_draft = replace(options, compile_draft=False)
             try:
-                assistant = Assistant(draft_proxy, draft_tokenizer, tokenizer, num_candidate_tokens=length)
+                assistant = Assistant(draft_proxy, *tokenizers, options=without_draft if draft is None else options)
             except UnsupportedError as error:  # a draft that cannot draft must not prevent its target from generating
-                assistant = Assistant(None, draft_tokenizer, tokenizer, num_candidate_tokens=length)
+                assistant = Assistant(None, *tokenizers, options=without_draft)
                 assistant.draft_refusal = str(error)
             known.append(assistant)
             del known[:-_MAX_PER_PAIR]
-        assistant.trust_changes = _options["trust_changes"]
-        assistant.draft_independent = _options["draft_independent"]
     return assistant
 
 

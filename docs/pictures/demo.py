@@ -15,12 +15,10 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 from transformers.utils import logging
 
-from uag.bench import DEMO_ARM_NAMES, BenchOptions, colored, run_demo, summary_table
+from uag import Assistant, bench
 from uag.loading import load_pair
 
 PICTURE = Path(__file__).with_suffix(".svg")
-
-MAX_NEW_TOKENS = 64  # with three prompts and three trials: the defaults of `uag demo`
 
 NUM_LINES_SHOWN = 10  # of legend, prompt and completion
 
@@ -32,19 +30,25 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    options = BenchOptions(arm_names=DEMO_ARM_NAMES, max_new_tokens=MAX_NEW_TOKENS, num_trials=3)
-    shown = run_demo(load_pair(), options, num_prompts=3)
-    if not shown.is_equal:
-        raise SystemExit(shown.verdict)
+    options = bench.BenchOptions(arm_names=("plain", "transformers", "uag"), num_trials=3)
+    pair, prompts = load_pair(), bench.spread(bench.heldout_prompts(), 3)
+    summaries = bench.summarize(list(bench.measure(pair, prompts, options)))
+    verdict = bench.verdict(summaries)
+    if any(summary.refusal for summary in summaries):
+        raise SystemExit(verdict)
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
+    showcase = bench.complete(pair, assistant, prompts[0].text, max_new_tokens=options.max_new_tokens)
 
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print("$ uag demo", style="bold")
-    console.print(cut(colored(shown.showcase)))
+    console.print(cut(bench.colored(showcase)))
     console.print()
-    console.print(summary_table(shown.summaries, title=f"{MAX_NEW_TOKENS} new tokens, greedy, arms interleaved"))
-    console.print(shown.verdict, highlight=False, style="bold")
+    console.print(
+        bench.summary_table(summaries, title=f"{options.max_new_tokens} new tokens, greedy, arms interleaved")
+    )
+    console.print(verdict, highlight=False, style="bold")
     PICTURE.write_text(portable(console.export_svg(title="", theme=MONOKAI, unique_id="demo")), encoding="utf-8")
-    print(f"{PICTURE}: {shown.verdict}")
+    print(f"{PICTURE}: {verdict}")
 
 
 def cut(text: Text) -> Text:

@@ -128,14 +128,14 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
         return installed, stats_of, None
     assistant = _assistant(case, model, tokenizer, outputs)
     if case.door == "custom_generate":
-        assistant.prediction = more.get("prediction")
+        assistant.options.prediction = more.get("prediction")
 
         def custom(model: Any, **kwargs: Any) -> Any:
             return model.generate(custom_generate=assistant, **kwargs)
 
-        return custom, lambda model: assistant.stats, assistant.generator
+        return custom, lambda model: assistant.stats, assistant.options.generator
 
     def direct(model: Any, **kwargs: Any) -> Any:
         return assistant.generate(model, **kwargs, **more)
 
-    return direct, lambda model: assistant.stats, assistant.generator
+    return direct, lambda model: assistant.stats, assistant.options.generator

@@ -28,18 +28,19 @@ BELOW = {
     "sampling": "hf proposal",
     "drafting": "adapters errors gguf hf lookahead products projection proposal sampling",
     "options": "errors",
-    "decoding": "drafting errors hf lookahead products projection proposal sampling stats",
+    "decoding": "drafting errors hf lookahead options products projection proposal sampling stats",
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
-    "assistant": "decoding drafting errors gguf hf loading lookahead products options stats",
+    "door": "errors hf",
+    "assistant": "decoding door drafting errors hf loading lookahead products options stats",
     "testing": "assistant drafting errors loading proposal",
-    "candidates": "decoding drafting hf lookahead products projection proposal sampling stats",
-    "installing": "assistant errors gguf hf loading options",
-    "serving": "errors hf installing loading stats",
-    "bench": "_version adapters assistant errors gguf hf loading stats",
+    "candidates": "decoding drafting hf lookahead options products projection proposal sampling stats",
+    "installing": "assistant door errors gguf hf loading options",
+    "serving": "door errors hf installing loading stats",
+    "bench": "_version adapters assistant errors gguf hf loading options stats",
     "ray": "assistant errors hf loading sampling",
     "distill": "adapters bench drafting errors gguf hf loading products projection proposal sampling",
-    "cli": "_version assistant bench distill errors loading products serving",
-    "": "_version assistant candidates drafting gguf installing loading stats",
+    "cli": "_version assistant bench distill errors loading options products serving",
+    "": "_version assistant candidates drafting gguf installing loading options stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
 
@@ -103,6 +104,7 @@ def private_names(tree: ast.Module) -> set[str]:
 OF_OTHERS = {
     "adapters/mistral_common.py": {"_tekken_token2id_nospecial"},
     "candidates.py": {"_assisted_decoding", "_get_candidate_generator", "_validate_generation_mode"},
+    "door.py": {"_is_user_defined"},
     "products/kernel.py": {"_rows"},
     "products/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
 }

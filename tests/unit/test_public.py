@@ -10,8 +10,8 @@ import pytest
 
 import uag
 
-PUBLIC = ["Assistant", "CandidateGenerator", "GgufDraft", "Memory", "Stats", "__version__", "attach", "detach"]
-PUBLIC += ["install", "last_stats", "load_pair", "uninstall"]
+PUBLIC = ["Assistant", "CandidateGenerator", "GgufDraft", "Memory", "Options", "Stats", "__version__", "attach"]
+PUBLIC += ["detach", "install", "last_stats", "load_pair", "uninstall"]
 HEAVY = "sorted({'numpy', 'regex', 'sentencepiece', 'tokenizers', 'torch', 'transformers'} & set(sys.modules))"
 
 

@@ -9,7 +9,7 @@ uag              uag
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,34 +18,19 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
-from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.hf import passes
 from uag.hf.devices import synchronize
 from uag.loading import Pair
+from uag.options import BenchOptions, Options
 from uag.stats import Stats
 
 WITHOUT_DRAFT = "uag-no-draft"
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", WITHOUT_DRAFT, "uag")
 
 NUM_LOOKUP_TOKENS = 10
 """Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
 
 _COUNTS = ("num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens")
-
-
-@dataclass(frozen=True)
-class Run:
-    """The result of one call of one arm.
-
-    `output_ids` is [batch, num_steps], int64, target ids without the prompt; finished rows are padded. `counts` has the
-    tokens and passes of a `Record`, summed over rows.
-    """
-
-    output_ids: torch.Tensor
-    seconds: float
-    counts: dict[str, int]
-    stats: Stats | None
 
 
 @dataclass(frozen=True)
@@ -67,44 +52,32 @@ class Arm:
     reference: str = "plain"
 
 
-def build_arms(
-    pair: Pair, names: Sequence[str] = ARM_NAMES, *, draft_independent: bool = False, compile_draft: bool = False
-) -> list[Arm]:
-    """Build the named arms for a pair.
-
-    With `draft_independent`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
-    """
-    check_arm_names(names)
+def build_arms(pair: Pair, options: BenchOptions) -> list[Arm]:
+    """Build the arms of a benchmark; with `draft_independent`, uag-no-draft is the reference of the arm uag."""
     target, tokenizer = pair.target, pair.target_tokenizer
     lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
-    assistant = partial(Assistant, draft_independent=draft_independent, compile_draft=compile_draft)
+    assistant = partial(Assistant, pair.draft, pair.draft_tokenizer, tokenizer, options=options)
     builders: dict[str, Callable[[], Arm]] = {
         "plain": lambda: Arm("plain", target.generate),
         "transformers": lambda: Arm("transformers", _transformers_own(pair)),
         "prompt-lookup": lambda: Arm("prompt-lookup", lookup),
-        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, draft_independent),
-        "uag": lambda: assisted("uag", assistant(pair.draft, pair.draft_tokenizer, tokenizer), target),
+        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, options),
+        "uag": lambda: assisted("uag", assistant(), target),
     }
-    return [builders[name]() for name in names]
-
-
-def check_arm_names(names: Sequence[str]) -> None:
-    """Raise an OptionError for an unknown name."""
-    for name in names:
-        if name not in ARM_NAMES:
-            raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
+    return [builders[name]() for name in options.arm_names]
 
 
 def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
     """Return the arm of an assistant and a target."""
-    reference = "plain" if note or not assistant.draft_independent else WITHOUT_DRAFT
+    reference = "plain" if note or not assistant.options.draft_independent else WITHOUT_DRAFT
     return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats, note, reference)
 
 
-def without_draft(tokenizer: Any, target: Any, draft_independent: bool) -> Arm:
+def without_draft(tokenizer: Any, target: Any, options: Options) -> Arm:
     """Return the arm of uag's passes alone, which round differently from plain decoding's."""
-    note = "run by uag's own passes" if draft_independent else ""
-    return assisted(WITHOUT_DRAFT, Assistant(None, None, tokenizer, draft_independent=draft_independent), target, note)
+    note = "run by uag's own passes" if options.draft_independent else ""
+    assistant = Assistant(None, None, tokenizer, options=options, compile_draft=False)
+    return assisted(WITHOUT_DRAFT, assistant, target, note)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:
@@ -126,10 +99,21 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
     return generate
 
 
-def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int) -> Run:
-    """Run one arm once on one batch, with the same seed as every other arm, and count tokens and passes.
+def run_arm(
+    arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Run one arm once on one batch, with the same seed as every other arm.
 
-    `inputs` comes from `uag.loading.encode`; `options` are keyword arguments of `model.generate`.
+    Args:
+        arm: the arm.
+        pair: the target and its tokenizer.
+        inputs: the prompts, from `uag.loading.encode`.
+        options: keyword arguments of `model.generate`.
+        seed: of the sampling.
+
+    Returns:
+        The target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and seconds,
+        tokens, passes and statistics, named as in `Record` and summed over rows.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
@@ -141,18 +125,17 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
     num_output_tokens = int(is_output(output_ids, passes.eos_ids(pair.target.generation_config)).sum())
+    figures: dict[str, Any] = {"seconds": seconds, "num_output_tokens": num_output_tokens}
     if arm.stats is not None:
-        stats = arm.stats()
-        counts = {name: getattr(stats, name) for name in _COUNTS}
-    else:
-        stats, (num_rows, num_steps) = None, output_ids.shape
-        num_passes = len(widths) or num_steps  # none are seen if compiled, or run by another model or engine
-        # Each pass has one position besides its candidates; the first one has the prompt's positions instead.
-        num_candidates = num_rows * max(0, sum(widths) - prompt_width - (len(widths) - 1))
-        # Each pass yields one token of the target's own per row; all others are accepted candidates.
-        num_accepted = max(0, num_output_tokens - num_rows * num_passes)
-        counts = dict(zip(_COUNTS, (num_passes, num_passes, num_candidates, num_accepted), strict=True))
-    return Run(output_ids, seconds, counts | {"num_output_tokens": num_output_tokens}, stats)
+        stats = arm.stats().to_dict()
+        return output_ids, figures | {name: stats[name] for name in _COUNTS} | {"stats": stats}
+    num_rows, num_steps = output_ids.shape
+    num_passes = len(widths) or num_steps  # none are seen if compiled, or run by another model or engine
+    # Each pass has one position besides its candidates; the first one has the prompt's positions instead.
+    num_candidates = num_rows * max(0, sum(widths) - prompt_width - (len(widths) - 1))
+    # Each pass yields one token of the target's own per row; all others are accepted candidates.
+    num_accepted = max(0, num_output_tokens - num_rows * num_passes)
+    return output_ids, figures | dict(zip(_COUNTS, (num_passes, num_passes, num_candidates, num_accepted), strict=True))
 
 
 def is_output(output_ids: torch.Tensor, eos_ids: Iterable[int]) -> torch.Tensor:

@@ -75,6 +75,7 @@ class ArmSummary:
         note: why outputs may differ; empty if they must be equal.
         refusal: why the arm is not reported.
         not_drafting: why the last call drafted little or nothing, see `uag.Stats`.
+        loss: why the draft's tokenizer cannot represent every text; None if it can.
     """
 
     arm: str
@@ -91,6 +92,7 @@ class ArmSummary:
     acceptance_rate: float | None = None
     refusal: str | None = None
     not_drafting: str = ""
+    loss: str | None = None
 
 
 def summarize(records: Sequence[Record]) -> list[ArmSummary]:
@@ -128,6 +130,16 @@ def _summarize_arm(records: list[Record], plain: list[Record], no_draft: list[Re
         acceptance_rate=num_accepted / num_candidates if num_candidates else None,
         not_drafting=(records[-1].stats or {}).get("not_drafting", ""),
     )
+
+
+def verdict(summaries: Sequence[ArmSummary]) -> str:
+    """Return whether all outputs equal plain decoding's, whose summary comes first, and how fast each arm was."""
+    plain, *others = summaries
+    prompts = f"{plain.num_prompts} prompt{'s' * (plain.num_prompts > 1)}"
+    if any(summary.refusal for summary in summaries):
+        return f"OUTPUTS DIFFER on at least one of {prompts}: see the table"
+    speed_ups = ", ".join(f"{summary.arm} {summary.speed_up:.2f}x" for summary in others)
+    return f"all outputs equal on {prompts}; speed relative to plain decoding: {speed_ups}"
 
 
 def _tokens_per_s(records: Sequence[Record]) -> float:
@@ -180,6 +192,8 @@ def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
         elif summary.num_differences:
             reason = f"since it is {summary.note}" if summary.note else "by the target's own rounding"
             yield f"{summary.arm}: {summary.num_differences} outputs differ {reason}"
+        if summary.loss:
+            yield f"{summary.arm}: {summary.loss}"
         if summary.not_drafting:
             yield f"{summary.arm}, last call: not drafting: {summary.not_drafting}"
         if no_draft is not None and summary.arm.startswith("uag") and summary is not no_draft and summary.gain:

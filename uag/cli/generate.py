@@ -8,10 +8,12 @@ import typer
 
 from uag.cli import common
 from uag.errors import LoadingError, OptionError
+from uag.options import Options
 
 _PROMPT = "The text to continue; - reads standard input; default: a chat."
 
 
+@common.with_flags(Options)
 def generate(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help=_PROMPT)] = None,
     target: common.Target = None,
@@ -21,11 +23,10 @@ def generate(
     seed: common.Seed = 0,
     is_chat: common.IsChat = False,
     prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
-    draft_independent: common.DraftIndependent = False,
-    compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
+    **flags: Any,
 ) -> None:
     """Continue a prompt, or chat.
 
@@ -50,8 +51,7 @@ def generate(
     from uag.loading import load_pair
 
     pair = load_pair(target, draft, dtype=dtype, device=device)
-    models = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
-    assistant = Assistant(*models, draft_independent=draft_independent, compile_draft=compile_draft)
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, **flags)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if text is None:
         return _chat(pair, assistant, **options)

@@ -1,18 +1,18 @@
 """`uag demo`, `uag doctor` and `uag bench`: measure speed-ups."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from uag.cli import common
+from uag.options import ARM_NAMES, BenchOptions
 
 _PROMPTS = "Spec-Bench or HumanEval file (.jsonl, .jsonl.gz), or text with a prompt per line; default: bundled."
-_COMPILE = "Compile every arm's passes after the prompt; needs --cache static."
 _DRAFTS = "Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."
-_ARMS = "Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag; default: all."
-_CACHE = "cache_implementation of every arm's calls, for example static; default: transformers' own."
+_ARMS = f"Arm to run, repeatable: {', '.join(ARM_NAMES)}; default: all."
 
 Prompts = Annotated[Path | None, typer.Option(help=_PROMPTS)]
 NumPrompts = Annotated[int, typer.Option(min=0, help="Prompts, evenly spaced over the file; 0: all.")]
@@ -31,37 +31,42 @@ def demo(
     common.begin(None)
     import torch
 
-    from uag.bench import DEMO_ARM_NAMES, BenchOptions, colored, run_demo, summary_table
+    from uag import bench as library
+    from uag.assistant import Assistant
     from uag.loading import load_pair
 
     torch.set_num_threads(1)  # for models this small, synchronizing threads costs more than it saves
-    options = BenchOptions(arm_names=DEMO_ARM_NAMES, max_new_tokens=max_new_tokens, num_trials=num_trials)
-    pair = load_pair()
-    common.report(f"measuring {', '.join(DEMO_ARM_NAMES)}")
-    result = run_demo(pair, options, num_prompts=num_prompts)
+    names = ("plain", "transformers", "uag")
+    options = BenchOptions(arm_names=names, max_new_tokens=max_new_tokens, num_trials=num_trials)
+    pair, prompts = load_pair(), _choose(None, num_prompts)
+    common.report(f"measuring {', '.join(names)}")
+    records = list(library.measure(pair, prompts, options))
+    summaries, is_equal = library.summarize(records), all(record.refusal is None for record in records)
+    verdict = library.verdict(summaries)
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
+    showcase = library.complete(pair, assistant, prompts[0].text, max_new_tokens=max_new_tokens)
     if as_json:
-        common.print_json(result.to_dict(pair))
+        tables = {"summaries": [*map(asdict, summaries)], "records": [record.to_dict(pair) for record in records]}
+        common.print_json({"is_equal": is_equal, "verdict": verdict, "showcase": showcase.to_dict()} | tables)
     else:
-        common.show(colored(result.showcase).append("\n"))
+        common.show(library.colored(showcase).append("\n"))
         title = f"{max_new_tokens} new tokens, greedy, arms interleaved"
-        common.console.print(summary_table(result.summaries, title=title))
-        common.show(result.verdict, style="bold")
-    if not result.is_equal:
+        common.console.print(library.summary_table(summaries, title=title))
+        common.show(verdict, style="bold")
+    if not is_equal:
         raise typer.Exit(1)
 
 
+@common.with_flags(BenchOptions, num_trials=1)
 def doctor(
     target: common.TargetArgument = None,
     drafts: Annotated[list[str] | None, typer.Argument(help=_DRAFTS)] = None,
     prompts: Prompts = None,
     num_prompts: NumPrompts = 8,
-    max_new_tokens: common.MaxNewTokens = 64,
-    temperature: common.Temperature = 0.0,
-    draft_independent: common.DraftIndependent = False,
-    compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
+    **flags: Any,
 ) -> None:
     """Measure whether a draft speeds up a target.
 
@@ -72,45 +77,29 @@ def doctor(
     from uag import bench as library
     from uag.products import kernel
 
-    options = library.BenchOptions(
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        num_trials=1,
-        draft_independent=draft_independent,
-        compile_draft=compile_draft,
-    )
-    chosen = _choose(prompts, num_prompts)
-    ranking = library.rank(target, drafts, chosen, options, dtype=dtype, device=device)
+    options, chosen = BenchOptions(**flags), _choose(prompts, num_prompts)
+    no_draft, ranked = library.rank(target, drafts, chosen, options, dtype=dtype, device=device)
+    advice, products = library.advice(ranked), kernel.describe()
     if as_json:
-        common.print_json(ranking.to_dict() | {"products": kernel.describe()})
+        figures = {"without_draft": no_draft and asdict(no_draft), "drafts": [*map(asdict, ranked)]}
+        common.print_json({"target": target or "demo target", "verdict": advice, "products": products} | figures)
         return
-    common.show(ranking.verdict, style="bold")
-    without_draft = [ranking.without_draft] if ranking.without_draft is not None else []
-    common.console.print(library.summary_table([*without_draft, *ranking.drafts]))
-    for name, loss in ranking.losses.items():
-        common.show(f"{name}: {loss}")
-    common.show(f"matrix products on a CPU: {kernel.describe()}")
+    common.show(advice, style="bold")
+    common.console.print(library.summary_table([*([no_draft] if no_draft else ()), *ranked]))
+    common.show(f"matrix products on a CPU: {products}")
 
 
+@common.with_flags(BenchOptions)
 def bench(
     target: common.Target = None,
     draft: common.Draft = None,
     prompts: Prompts = None,
     num_prompts: NumPrompts = 8,
     arms: Annotated[list[str] | None, typer.Option("--arm", help=_ARMS)] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per call.")] = 1,
-    temperature: common.Temperature = 0.0,
-    max_new_tokens: common.MaxNewTokens = 64,
-    num_trials: common.NumTrials = 5,
-    seed: common.Seed = 0,
-    is_chat: common.IsChat = False,
-    cache: Annotated[str | None, typer.Option(help=_CACHE)] = None,
-    is_compiled: Annotated[bool, typer.Option("--compile", help=_COMPILE)] = False,
-    draft_independent: common.DraftIndependent = False,
-    compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
+    **flags: Any,
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
@@ -121,20 +110,7 @@ def bench(
     from uag import bench as library
     from uag.loading import load_pair
 
-    options = library.BenchOptions(
-        arm_names=tuple(arms or library.ARM_NAMES),
-        batch_size=batch_size,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        num_trials=num_trials,
-        seed=seed,
-        is_chat=is_chat,
-        cache=cache,
-        is_compiled=is_compiled,
-        draft_independent=draft_independent,
-        compile_draft=compile_draft,
-    )
-    chosen = _choose(prompts, num_prompts)
+    options, chosen = BenchOptions(arm_names=tuple(arms or ARM_NAMES), **flags), _choose(prompts, num_prompts)
     pair = load_pair(target, draft, dtype=dtype, device=device)
     common.report(f"measuring {', '.join(options.arm_names)}")
     records = []
@@ -143,7 +119,7 @@ def bench(
         if as_json:
             typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=common.is_ascii()))
     if not as_json:
-        title = "draft-independent: uag is compared with uag-no-draft" if draft_independent else None
+        title = "draft-independent: uag is compared with uag-no-draft" if options.draft_independent else None
         common.console.print(library.summary_table(library.summarize(records), title))
     if any(record.arm.startswith("uag") and record.refusal is not None for record in records):
         raise typer.Exit(1)

@@ -3,25 +3,26 @@
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from uag.cli import common
+from uag.options import Options
 
 
+@common.with_flags(Options)
 def serve(
     target: common.TargetArgument = None,
     draft: common.Draft = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    draft_independent: common.DraftIndependent = False,
-    compile_draft: common.CompileDraft = False,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Refuse longer prompts; default: the target's positions.")
     ] = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    **flags: Any,
 ) -> None:
     """Serve a target to clients of OpenAI's API.
 
@@ -39,9 +40,8 @@ def serve(
         port=port,
         dtype=dtype,
         device=device,
-        draft_independent=draft_independent,
-        compile_draft=compile_draft,
         max_prompt_tokens=max_prompt_tokens,
+        **flags,
     )
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("uag").setLevel(logging.INFO)

@@ -11,6 +11,7 @@ from uag.decoding.ranks import Ranks
 from uag.decoding.stopping import Stopping
 from uag.errors import OptionError
 from uag.hf import models, passes
+from uag.options import Options
 from uag.products import OwnKernels
 from uag.proposal import Proposal
 
@@ -28,12 +29,9 @@ class Call:
         model_kwargs: keyword arguments of the forward.
         source_ids: [batch_size, source_length] encoder input of encoder-decoder targets, else None.
         streamer: receives tokens as in plain decoding.
-        generator: generator to sample from; None for the device's default.
-        sampling: how sampled candidates are drawn and verified: "shared-noise" or "rejection".
+        options: the assistant's options.
         ranks: the ranks that run the model together.
         is_synced: whether all ranks must run the same number of passes (`synced_gpus`).
-        trust_changes: whether the caller guarantees that changes to the target's forward are safe.
-        draft_independent: whether a call whose output could depend on the draft is refused.
         fixed_width: tokens per row of every pass after the prompt; None for as many as there are candidates.
 
     Raises:
@@ -48,12 +46,9 @@ class Call:
     model_kwargs: dict[str, Any]
     source_ids: torch.Tensor | None = None
     streamer: Any = None
-    generator: torch.Generator | None = None
-    sampling: str = "shared-noise"
+    options: Options = field(default_factory=Options)
     ranks: Ranks = field(default_factory=Ranks)
     is_synced: bool = False
-    trust_changes: bool = False
-    draft_independent: bool = False
     fixed_width: int | None = None
 
     @cached_property
@@ -78,7 +73,8 @@ class Call:
 
     def __post_init__(self) -> None:
         """Refuse a generator on another device."""
-        device, expected = self.generator and self.generator.device.type, self.input_ids.device.type
+        generator, expected = self.options.generator, self.input_ids.device.type
+        device = generator and generator.device.type
         if device is not None and device != expected and self.generation_config.do_sample:
             raise OptionError(
                 f"The generator is on {device!r} and the input ids are on {expected!r}. "

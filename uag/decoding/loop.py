@@ -40,7 +40,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     """
     start_time, start_of_work = time.perf_counter(), clock.now()
     has_drafter = call.ranks.broadcast(drafter is not None)
-    if not has_drafter and not call.draft_independent and not call.kernels:
+    if not has_drafter and not call.options.draft_independent and not call.kernels:
         stats.draft_dependence = f"the target {call.kernels.why_none}"
         return decode_plainly(call, stats)
     call, drafter = _with_forced_tokens(call, drafter)
@@ -51,8 +51,8 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     if verdict.limits is None:
         return decode_plainly(call, stats)
     rows, target = Rows(call), Target(call, stats, verdict.limits, verdict.kernels, verdict.recorded)
-    sampling = call.sampling if call.generation_config.do_sample else None
-    choice = make_choice(sampling, (rows.batch_size, call.vocab_size), call.input_ids.device, call.generator)
+    sampling = call.options.sampling if call.generation_config.do_sample else None
+    choice = make_choice(sampling, (rows.batch_size, call.vocab_size), call.input_ids.device, call.options.generator)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
     stats.start(rows.batch_size)
 
@@ -92,10 +92,10 @@ def _with_forced_tokens(call: Call, drafter: Drafter | None) -> tuple[Call, Draf
 def _examined(call: Call, stats: Stats) -> tuple[Call, Verdict]:
     """Decide how a call is decoded, with a fixed width if only that makes it independent of the draft."""
     verdict = examine(call)
-    if call.draft_independent and (verdict.plain or verdict.dependence):
+    if call.options.draft_independent and (verdict.plain or verdict.dependence):
         call, verdict = fixed_width.examined(call, verdict)
     stats.draft_dependence = f"the target {verdict.dependence}" if verdict.dependence else ""
-    if call.sampling == "rejection" and call.generation_config.do_sample:
+    if call.options.sampling == "rejection" and call.generation_config.do_sample:
         stats.draft_dependence = "sampling='rejection' returns another sample for each draft"
     stats.is_draft_independent = not stats.draft_dependence
     return call, verdict

@@ -60,7 +60,7 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
     """Run one call in transformers' own loop, or refuse a generator that the target's own loop ignores."""
     start_time = time.perf_counter()
     config, processors, drawing = call.generation_config, call.logits_processor, None
-    if call.generator is not None and config.do_sample:
+    if call.options.generator is not None and config.do_sample:
         if not passes.has_usual_loop(call.model):
             raise UnsupportedError(
                 f"{type(call.model).__name__} has its own sampling loop, which draws from PyTorch's default generator. "
@@ -68,7 +68,7 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
             )
         config = copy.copy(config)
         config.do_sample = False
-        processors = drawing = _Drawing(call, call.generator)
+        processors = drawing = _Drawing(call, call.options.generator)
     criteria = _RecordingCriteria(call.stopping_criteria, drawing)
     try:
         kernels = OwnKernels() if config.output_attentions else call.kernels  # they do not return attention weights

@@ -75,7 +75,7 @@ class Facts:
 def _plain_reasons(facts: Facts) -> Iterator[str]:
     """Yield why a call falls back to plain decoding."""
     call, model, limits = facts.call, facts.model, facts.limits
-    if facts.change and not call.trust_changes:
+    if facts.change and not call.options.trust_changes:
         yield (
             f"other code changes or observes the target's passes ({facts.change}; if it treats each token "
             "independently, pass trust_changes=True to uag.Assistant or uag.install)"
@@ -98,8 +98,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     layers = weights.quantized_input(model)
     yield layers and (f"the target's layers ({layers}) quantize their input, which changes the logits of a block")
     device = call.input_ids.device
-    if facts.config.do_sample and call.sampling == "shared-noise":
-        is_hidden = call.generator is None and default_generator(device) is None
+    if facts.config.do_sample and call.options.sampling == "shared-noise":
+        is_hidden = call.options.generator is None and default_generator(device) is None
         yield f"PyTorch does not expose the default generator of {device}" if is_hidden else ""
         yield "" if multinomial_is_argmax(device) else f"multinomial on {device} is not argmax(probs / noise)"
 

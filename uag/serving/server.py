@@ -17,8 +17,9 @@ from jinja2 import TemplateError
 from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
+from uag import door
 from uag.errors import OptionError
-from uag.hf import door, models
+from uag.hf import models
 from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer

@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 import uag
-from uag.hf import door
+from uag import door
 
 
 @lru_cache(1)  # the last pair keeps what it learned, and no other draft stays in memory

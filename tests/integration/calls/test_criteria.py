@@ -127,7 +127,7 @@ def test_max_time(num_rows: int, passes: int, monkeypatch: pytest.MonkeyPatch) -
         clock = Clock(target, passes)
         monkeypatch.setattr(criteria_module, "time", clock)
         assistant = assistant_of()
-        assistant.trust_changes = True  # the clock's hook
+        assistant.options.trust_changes = True  # the clock's hook
         try:
             output = assistant.generate(target, **inputs, **GREEDY, max_time=10.0, streamer=streamer)
         finally:

@@ -77,9 +77,9 @@ def test_every_option_travels(way: Callable[[Any], Any]) -> None:
     found = [one.generate(target, **inputs, **SAMPLED).tolist() for one in (shared, copied)]
     if way is not copy.copy:  # which shares the generator
         assert found[0] == found[1]
-        assert copied.generator.initial_seed() == 5
-        assert copied.generator is not generator
-    assert (copied.sampling, copied.lookahead.min_confidence) == ("rejection", 0.25)
+        assert copied.options.generator.initial_seed() == 5
+        assert copied.options.generator is not generator
+    assert (copied.options.sampling, copied.lookahead.min_confidence) == ("rejection", 0.25)
     assert repr(copied) == repr(shared)
     if way is copy.copy:
         assert copied.draft is target

@@ -169,7 +169,7 @@ def test_options(options: dict[str, Any], message: str) -> None:
         uag.Assistant(draft, draft_tokenizer, small_tokenizer("llama"), **options)
     assert issubclass(OptionError, TypeError)
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_assistant_tokens'"):
-        uag.Assistant(draft, num_assistant_tokens=5)  # type: ignore[call-arg]
+        uag.Assistant(draft, num_assistant_tokens=5)
 
 
 def test_statistics_of_a_model_that_has_not_run() -> None:

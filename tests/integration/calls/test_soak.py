@@ -84,7 +84,7 @@ def requests(num: int) -> list[Request]:
 
 def one_request(request: Request, assistant: uag.Assistant, rng: random.Random) -> None:
     """Run one call, through one of the doors; one in six fails on purpose."""
-    generator, target = assistant.generator, pair(eos=True)[0]
+    generator, target = assistant.options.generator, pair(eos=True)[0]
     assert generator is not None
     if rng.random() < 1 / 6:
         fail(assistant, dict(request.given), rng)

@@ -46,7 +46,7 @@ def sampled(seed: int, make: Callable[[torch.Generator], uag.Assistant], num_row
 
 def drafting(generator: torch.Generator) -> uag.Assistant:
     assistant = assistant_of()
-    assistant.generator = generator
+    assistant.options.generator = generator
     return assistant
 
 
@@ -137,7 +137,7 @@ def test_prompt_pass_runs_outside_the_kernels_for_decoding(monkeypatch: Any) -> 
         inside.pop()
 
     target, assistant, passes = pair()[0], assistant_of(), []
-    assistant.trust_changes = True  # the hook
+    assistant.options.trust_changes = True  # the hook
 
     def note(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
         widths.append((kwargs["input_ids"].shape[1], bool(inside)))

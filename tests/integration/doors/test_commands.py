@@ -83,7 +83,8 @@ def test_bench_prints_a_line_per_arm_and_batch(capsys: pytest.CaptureFixture[str
 
 
 def test_sampling_bench_refuses_only_what_differs() -> None:
-    options = BenchOptions(("transformers", "uag-no-draft", "uag"), temperature=1.0, max_new_tokens=12, num_trials=1)
+    names = ("transformers", "uag-no-draft", "uag")
+    options = BenchOptions(arm_names=names, temperature=1.0, max_new_tokens=12, num_trials=1)
     records = {record.arm: record for record in measure(demo(), spread(heldout_prompts(), 1), options)}
     assert all(records[name].refusal is None for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling with the same seed.
@@ -110,7 +111,8 @@ def test_draft_independent_bench_compares_with_uag_without_a_draft(
     code, out, _ = run(capsys, "bench", *SMALL, *flags.split())
     records = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    references = [arm.reference for arm in build_arms(demo(), ["plain", "uag-no-draft", "uag"], draft_independent=True)]
+    options = BenchOptions(arm_names=("plain", "uag-no-draft", "uag"), draft_independent=True)
+    references = [arm.reference for arm in build_arms(demo(), options)]
     assert references == ["plain", "plain", "uag-no-draft"]
     assert [record["arm"] for record in records] == ["plain", "uag-no-draft", "uag"] * 2
     for _, reference, assisted in zip(*[iter(records)] * 3, strict=True):

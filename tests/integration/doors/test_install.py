@@ -164,7 +164,7 @@ def test_a_second_install_keeps_trust_changes(installed: None) -> None:
         target.generate(**batch(tokenizer), **GREEDY, **options)
         assert any("other code" in reason for reason in uag.last_stats(target).fallbacks)
     with pytest.raises(OptionError, match="trust_changes='yes' must be True or False"):
-        uag.install(trust_changes="yes")  # type: ignore[arg-type]
+        uag.install(trust_changes="yes")
 
 
 @pytest.mark.parametrize("name", ["./no-such-folder", "no-such/model-on-the-hub"])

@@ -110,6 +110,6 @@ def test_drafts_that_cannot_be_compiled_are_refused(name: str, reason: str) -> N
 def test_wrong_options_are_refused() -> None:
     draft, tokenizer = tiny_draft("llama")
     with pytest.raises(OptionError, match="compile_draft='yes' must be True or False"):
-        uag.Assistant(draft, tokenizer, tokenizer, compile_draft="yes")  # type: ignore[arg-type]
+        uag.Assistant(draft, tokenizer, tokenizer, compile_draft="yes")
     with pytest.raises(OptionError, match="requires a draft model"):
         uag.Assistant(None, None, tokenizer, compile_draft=True)

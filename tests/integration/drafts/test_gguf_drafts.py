@@ -170,7 +170,7 @@ def test_the_bench_takes_a_file(pair: Pair, target_path: Path) -> None:
     with_file = load_pair(demo_folder("target"), str(target_path), dtype="float32", device="cpu")
     assistant = uag.Assistant(with_file.draft, tokenizer=with_file.target_tokenizer, num_candidate_tokens=5)
     arms = [
-        *build_arms(with_file, ["plain", "transformers"]),
+        *build_arms(with_file, BenchOptions(arm_names=("plain", "transformers"))),
         build_baseline(with_file.target, "llama.cpp", str(target_path)),
     ]
     arms.append(assisted("uag", assistant, with_file.target))

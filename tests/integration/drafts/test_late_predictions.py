@@ -95,12 +95,12 @@ def test_text_of_a_thread_is_followed(late: bool) -> None:
 def test_a_later_call_asks_again_and_a_draft_works_meanwhile() -> None:
     given = left_padded(PROMPTS[:1]) | GREEDY
     known, assistant = outputs(given), assistant_of()
-    assistant.prediction = Once(None)
+    assistant.options.prediction = Once(None)
     for value in (None, Arriving(known, 3), Arriving(None, 3), known):
-        assistant.prediction.value = value
+        assistant.options.prediction.value = value
         stats = compare(pair()[0], given, assistant)
         assert stats.candidates_by_source.get("draft model", 0) > 0 or value is known
-    assert len(assistant.prediction.seen) == 4
+    assert len(assistant.options.prediction.seen) == 4
 
 
 def test_a_cancelled_answer_is_none_and_an_error_ends_the_call() -> None:
@@ -112,7 +112,7 @@ def test_a_cancelled_answer_is_none_and_an_error_ends_the_call() -> None:
     assistant = uag.Assistant(None, prediction=Once(failed), num_candidate_tokens=4)
     with pytest.raises(ArithmeticError, match="no hint"):
         assistant.generate(pair()[0], **given)
-    assistant.prediction = None
+    assistant.options.prediction = None
     compare(pair()[0], given, assistant)
 
 

@@ -139,7 +139,7 @@ def test_a_custom_drafter_prompt_lookup_and_predictions_are_used_too(source: str
     assistant = uag.Assistant(None, None, tokenizer, **options)
     check(assistant, inputs, **GREEDY)
     assert assistant.stats.candidates_by_source[source] > 0
-    assistant.prediction = None
+    assistant.options.prediction = None
     assert check(assistant, inputs, **GREEDY) > 0
 
 

@@ -110,7 +110,7 @@ def test_own_generator_on_device_leaves_the_default_one(is_plain: bool) -> None:
     torch.manual_seed(3)
     expected = target.generate(**on_device(3, **SAMPLED)).tolist()
     for _ in range(2):
-        assistant.generator = torch.Generator(DEVICE).manual_seed(3)
+        assistant.options.generator = torch.Generator(DEVICE).manual_seed(3)
         before = random_state()
         options = on_device(3, **SAMPLED) | ({"use_cache": False} if is_plain else {})
         assert assistant.generate(target, **options).tolist() == expected
@@ -120,7 +120,7 @@ def test_own_generator_on_device_leaves_the_default_one(is_plain: bool) -> None:
 
 def test_generator_on_another_device_is_refused() -> None:
     target, assistant = pair()
-    assistant.generator = torch.Generator()
+    assistant.options.generator = torch.Generator()
     with pytest.raises(OptionError, match="The generator is on 'cpu'"):
         assistant.generate(target, **on_device(1, **SAMPLED))
 

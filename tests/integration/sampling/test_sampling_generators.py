@@ -30,10 +30,10 @@ def test_a_generator_of_the_callers_own(target: Any) -> None:
         given = left_padded(prompts) | SAMPLED
         expected, state = seeded(99, target.generate, **given), torch.get_rng_state()
         for assistant in (oracle(target, None, expected, given["input_ids"].shape[1]), Assistant(None)):
-            assistant.generator = torch.Generator().manual_seed(99)
+            assistant.options.generator = torch.Generator().manual_seed(99)
             before = torch.manual_seed(5).get_state()
             assert assistant.generate(target, **given).tolist() == expected.tolist()
-            assert torch.equal(assistant.generator.get_state(), state)
+            assert torch.equal(assistant.options.generator.get_state(), state)
             assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -58,7 +58,7 @@ def test_own_generator_selects_and_processors_draw_from_the_default_one(
                 patch.setattr(torch, "multinomial", partial(multinomial, generator=generator))
                 output = target.generate(**options)
         else:
-            assistant.generator = generator
+            assistant.options.generator = generator
             output = assistant.generate(target, **options)
         scores = torch.stack(output.scores)
         results.append((output.sequences, scores, generator.get_state(), torch.get_rng_state()))

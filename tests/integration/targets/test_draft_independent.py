@@ -191,7 +191,7 @@ def test_installed_option_holds_until_it_is_uninstalled() -> None:
     models = draft_options("gpt2") | {"tokenizer": tokenizer}
     given: dict[str, Any] = {**batch(tokenizer), "max_new_tokens": 12, "do_sample": False}
     with pytest.raises(OptionError, match="draft_independent=8 must be True or False"):
-        uag.install(draft_independent=8)  # type: ignore[arg-type]
+        uag.install(draft_independent=8)
     try:
         uag.install(draft_independent=True)
         uag.install()  # keeps it

@@ -128,7 +128,7 @@ def test_copies_to_the_host(options: dict[str, Any]) -> None:
     """One of a draft pass, of a sampled candidate's noise, and of a target pass, as docs/gpu.md says."""
     target, tokenizer = pair()[:2]
     assistant = assistant_of()
-    assistant.trust_changes = True  # the mode
+    assistant.options.trust_changes = True  # the mode
     calls = []
     for num_new in (1, 1, 24):  # the first call of a process copies more; the difference has no copies of the prompt
         with Reads() as reads:

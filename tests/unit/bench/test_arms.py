@@ -20,13 +20,13 @@ from uag.stats import Stats
 
 def test_run_counts_tokens_up_to_eos_and_what_was_accepted() -> None:
     pair, inputs = stub_pair(), left_padded([[9, 9]])
-    run = run_arm(writer(pair, "ab\x01\x00"), pair, inputs, {}, seed=0)
+    output_ids, figures = run_arm(writer(pair, "ab\x01\x00"), pair, inputs, {}, seed=0)
     counts = {"num_output_tokens": 3, "num_target_forwards": 1, "num_accepted_tokens": 2}
-    assert run.counts.items() >= counts.items()
-    assert run.output_ids.tolist() == [[97, 98, EOS, 0]]
-    plain = run_arm(plain_arm(pair), pair, inputs, {}, seed=0)
+    assert figures.items() >= counts.items()
+    assert output_ids.tolist() == [[97, 98, EOS, 0]]
+    _, figures = run_arm(plain_arm(pair), pair, inputs, {}, seed=0)
     counts = {"num_target_forwards": 4, "num_candidate_tokens": 0, "num_accepted_tokens": 0}
-    assert plain.counts.items() >= counts.items()
+    assert figures.items() >= counts.items()
 
 
 def test_every_run_starts_from_its_seed() -> None:
@@ -54,18 +54,16 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
         hooks.append(len(pair.target._forward_pre_hooks))
         return torch.cat([input_ids, input_ids], dim=1)
 
-    run = run_arm(Arm("uag", generate, lambda: stats), pair, left_padded([[9]]), {}, seed=0)
+    _, figures = run_arm(Arm("uag", generate, lambda: stats), pair, left_padded([[9]]), {}, seed=0)
     run_arm(Arm("plain", generate), pair, left_padded([[9]]), {}, seed=0)
     assert hooks == [0, 1]
     assert not pair.target._forward_pre_hooks
-    assert run.counts.items() >= counts.items()
-    assert run.stats is stats
+    assert figures.items() >= counts.items()
+    assert figures["stats"] == stats.to_dict()
 
 
 def test_unknown_arm_is_refused_with_the_list() -> None:
     with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, transformers, prompt-lookup"):
-        build_arms(stub_pair(), ["plain", "fast"])
-    with pytest.raises(OptionError, match="unknown arm 'fast'"):
         BenchOptions(arm_names=("fast",))
 
 
@@ -75,7 +73,7 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     monkeypatch.setattr(target, "generate", lambda **kwargs: seen.append(kwargs["assistant_model"]))
     draft = SimpleNamespace(name="draft")
     pair = Pair(target, StubTokenizer(), "t", draft, StubTokenizer(), "d")
-    (arm,) = build_arms(pair, ["transformers"])
+    (arm,) = build_arms(pair, BenchOptions(arm_names=("transformers",)))
     for _ in range(2):
         arm.generate(do_sample=True)
     assert seen[0] is seen[1] is not draft  # sampling modifies it
@@ -85,10 +83,10 @@ def test_a_call_without_hooks_counts_a_pass_per_step() -> None:
     pair = Pair(tiny_model("llama", 60), byte_level(), "target", None, None, "draft")
     pair.target.generation_config.eos_token_id = None
     other = copy.deepcopy(pair.target)
-    arms = [*build_arms(pair, ["plain", "uag-no-draft"]), Arm("another model", other.generate)]
+    arms = [*build_arms(pair, BenchOptions(arm_names=("plain", "uag-no-draft"))), Arm("another model", other.generate)]
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
     runs = [run_arm(arm, pair, left_padded([[5, 6, 7]]), options, seed=0) for arm in arms]
-    assert [run.counts["num_target_forwards"] for run in runs] == [8, 8, 8]
-    assert all(run.counts["num_output_tokens"] == 8 and not run.counts["num_candidate_tokens"] for run in runs)
-    assert runs[0].output_ids.equal(runs[1].output_ids)
+    assert [figures["num_target_forwards"] for _, figures in runs] == [8, 8, 8]
+    assert all(figures["num_output_tokens"] == 8 and not figures["num_candidate_tokens"] for _, figures in runs)
+    assert runs[0][0].equal(runs[1][0])
     assert "forward" not in vars(pair.target)

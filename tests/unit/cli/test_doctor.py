@@ -4,18 +4,13 @@ from typing import Any
 
 import pytest
 
-from uag.bench.ranking import Ranking
-from uag.bench.report import ArmSummary
+from uag.bench import ArmSummary, advice
 
 
 def measured(name: str, speed_up: float, *quartiles: float, num_prompts: int = 8, no_draft: float = 1.0) -> ArmSummary:
     figures: dict[str, Any] = {"tokens_per_target_pass": 2.25, "acceptance_rate": 0.6, "gain": speed_up / no_draft}
     figures["gain_quartiles"] = tuple(quartile / no_draft for quartile in quartiles)
     return ArmSummary(name, num_prompts, num_prompts, 0, "", 9.0, speed_up, quartiles, **figures)  # type: ignore[arg-type]
-
-
-def ranking(*drafts: ArmSummary) -> Ranking:
-    return Ranking("target", None, drafts, {})
 
 
 @pytest.mark.parametrize(
@@ -34,10 +29,10 @@ def ranking(*drafts: ArmSummary) -> Ranking:
     ],
 )
 def test_the_verdict_goes_by_the_quartiles(draft: ArmSummary, verdict: str) -> None:
-    assert ranking(draft).verdict.startswith(verdict)
+    assert advice([draft]).startswith(verdict)
 
 
 def test_the_verdict_on_several_drafts_is_that_of_the_best() -> None:
     refused = ArmSummary("bad", 0, 0, 0, refusal="no model folder 'bad'")
-    assert ranking(measured("good", 1.3, 1.1, 1.5), refused).verdict.startswith("best draft: good, worth using")
-    assert ranking(refused, refused).verdict == "none of these can draft for this target"
+    assert advice([measured("good", 1.3, 1.1, 1.5), refused]).startswith("best draft: good, worth using")
+    assert advice([refused, refused]) == "none of these can draft for this target"

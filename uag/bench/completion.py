@@ -1,4 +1,4 @@
-"""Complete a text with the source of each token; and the demo: held-out Python by every arm."""
+"""Complete a text, with the source of each token."""
 
 import codecs
 from dataclasses import asdict, dataclass
@@ -10,13 +10,9 @@ from transformers import TextStreamer
 
 from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
-from uag.bench.measuring import BenchOptions, measure
-from uag.bench.prompts import heldout_prompts, spread
-from uag.bench.report import ArmSummary, Record, summarize
 from uag.loading import Content, Pair, encode
 from uag.stats import TARGET, Stats
 
-DEMO_ARM_NAMES = ("plain", "transformers", "uag")
 STYLES = {
     "draft model": ("drafted and accepted", "green"),
     "prompt": ("copied from earlier text", "cyan"),
@@ -85,52 +81,6 @@ def complete(
         sources=tuple(assistant.stats.sources[0]),
         stats=assistant.stats,
     )
-
-
-@dataclass(frozen=True)
-class Demo:
-    """One completed text, and the records of every arm on every prompt."""
-
-    showcase: Completion
-    records: tuple[Record, ...]
-
-    @property
-    def summaries(self) -> list[ArmSummary]:
-        """The figures of each arm."""
-        return summarize(self.records)
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether the output of every arm equals plain decoding's on every prompt."""
-        return all(record.refusal is None for record in self.records)
-
-    @property
-    def verdict(self) -> str:
-        """One line with whether the outputs are equal and how fast each arm was."""
-        plain, *others = self.summaries
-        if not self.is_equal:
-            return f"OUTPUTS DIFFER on at least one of {plain.num_prompts} prompts: see the table"
-        speed_ups = ", ".join(f"{summary.arm} {summary.speed_up:.2f}x" for summary in others)
-        prompts = f"{plain.num_prompts} prompt{'s' * (plain.num_prompts > 1)}"
-        return f"all outputs equal on {prompts}; speed relative to plain decoding: {speed_ups}"
-
-    def to_dict(self, pair: Pair) -> dict[str, Any]:
-        """Return the demo as plain data for JSON."""
-        return {
-            "is_equal": self.is_equal,
-            "verdict": self.verdict,
-            "showcase": self.showcase.to_dict(),
-            "summaries": [asdict(summary) for summary in self.summaries],
-            "records": [record.to_dict(pair) for record in self.records],
-        }
-
-
-def run_demo(pair: Pair, options: BenchOptions, *, num_prompts: int) -> Demo:
-    """Measure a pair on bundled prompts and complete the first of them."""
-    prompts = spread(heldout_prompts(), num_prompts)
-    records = tuple(measure(pair, prompts, options))
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
-    return Demo(complete(pair, assistant, prompts[0].text, max_new_tokens=options.max_new_tokens), records)
 
 
 def colored(showcase: Completion) -> Text:
