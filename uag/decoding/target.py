@@ -48,7 +48,8 @@ class Limits:
         self._prompt_slots = max(call.input_ids.shape[1], 0 if ids is None else ids.shape[-1])
         self.num_hidden = self._prompt_slots - call.input_ids.shape[1]
         self._cut = min(cuts, key=lambda cut: cut.at, default=Cut(1 << 30, ""))
-        self._max_slots = min(models.max_positions(call.model), self._cut.at)
+        self._max_positions = models.max_positions(call.model)
+        self._max_slots = min(self._max_positions, self._cut.at)
         self.last_position = self._max_slots - 1
         cache = caches.cache_in(call.model_kwargs)
         self.is_static = static.is_static(cache)
@@ -81,7 +82,9 @@ class Limits:
         """Return why no candidate can be verified after `length` ids (None: after the prompt), or an empty string."""
         # The target's own token comes between the prompt and the first candidate.
         num_slots = self._prompt_slots + 1 if length is None else length + self.num_hidden
-        return self._cut.why if num_slots >= self._cut.at else ""
+        if num_slots >= self._cut.at:
+            return self._cut.why
+        return f"has only {self._max_positions} positions" if num_slots > self._max_positions else ""
 
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
         """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.

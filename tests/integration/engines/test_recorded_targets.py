@@ -139,6 +139,15 @@ def test_recorded_target_whose_weights_and_adapters_change() -> None:
     assert len({tuple(logits.flatten().tolist()) for logits in seen}) == len(seen)
 
 
+def test_recorded_target_in_and_out_of_inference_mode() -> None:
+    target, tokenizer = on_device()
+    given = prompts() | GREEDY
+    expected = run(independent(tokenizer), target, given)
+    for is_inference in (True, False):
+        with torch.inference_mode(is_inference):
+            check_equal(run(independent(tokenizer), target, given), expected)
+
+
 def test_recorded_targets_in_threads() -> None:
     """Only one of the calls at a time has the kept passes; the others record their own."""
     target, tokenizer = on_device()

@@ -10,6 +10,7 @@ import uag
 from tests.support.calls import GREEDY, ROWS, compare, left_padded, num_drafted
 from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import tiny_model, tiny_of_class
+from tests.support.walk import SharedDrafter
 from uag.hf.cache.caches import CACHE
 
 VOCAB, NEW = 300, 26
@@ -159,3 +160,17 @@ def test_a_target_whose_mask_counts_the_slots_of_its_cache(
     assert (stats.num_accepted_tokens > 0) == (not is_static)
     reason = "masks a static cache's empty slots" if is_static else "masks the first 48 slots of its cache only"
     assert any(reason in fallback for fallback in stats.fallbacks) == (is_static or num_rows > 1)
+
+
+@pytest.mark.parametrize("length", [20, 32])
+def test_end_of_the_positions_is_named(length: int) -> None:
+    """A text may exceed the positions of a model with rotary embeddings, without candidates."""
+    model, ids = tiny_model("llama", VOCAB, max_position_embeddings=32), torch.tensor([(PROMPTS[0] * 4)[:length]])
+    known = model.generate(ids, max_new_tokens=20, do_sample=False)
+    assistant = uag.Assistant(None, None, drafter=SharedDrafter(known[:, length:].tolist(), VOCAB, 1.0))
+    assert torch.equal(assistant.generate(model, ids, max_new_tokens=20, do_sample=False), known)
+    assert (assistant.stats.num_accepted_tokens > 0) == (length == 20)
+    assert "the target has only 32 positions" in assistant.stats.fallbacks[0]
+    output = assistant.generate(model, ids[:, :16], max_new_tokens=16, do_sample=False)
+    assert output.shape[1] == 32
+    assert assistant.stats.fallbacks == []

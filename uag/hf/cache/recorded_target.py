@@ -44,7 +44,8 @@ class RecordedTarget:
         with inspected_once(model):
             if recorded.refusal(model, model.device):
                 return None
-            kind = model.device, num_rows, num_slots, *recorded.state_of(model)
+            # Tensors of inference mode cannot be written outside it.
+            kind = model.device, num_rows, num_slots, torch.is_inference_mode_enabled(), *recorded.state_of(model)
         with _lock:
             kept = _kept.pop(model, None)
         if kept is None or kept._kind != kind:
