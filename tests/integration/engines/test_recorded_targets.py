@@ -143,6 +143,7 @@ def test_recorded_target_in_and_out_of_inference_mode() -> None:
     target, tokenizer = on_device()
     given = prompts() | GREEDY
     expected = run(independent(tokenizer), target, given)
+    recorded_target._kept.clear()
     for is_inference in (True, False):
         with torch.inference_mode(is_inference):
             check_equal(run(independent(tokenizer), target, given), expected)
