@@ -107,6 +107,7 @@ OF_OTHERS = {
     "door.py": {"_is_user_defined"},
     "products/kernel.py": {"_rows"},
     "products/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
+    "serving/server.py": {"_generation_state", "_model_manager"},
 }
 """Private names of libraries that a file outside `hf` uses."""
 
