@@ -35,7 +35,7 @@ BELOW = {
     "testing": "assistant drafting errors loading proposal",
     "candidates": "decoding drafting hf lookahead options products projection proposal sampling stats",
     "installing": "assistant door errors gguf hf loading options",
-    "serving": "door errors hf installing loading stats",
+    "serving": "errors hf installing loading stats",
     "bench": "_version adapters assistant errors gguf hf loading options stats",
     "ray": "assistant errors hf loading sampling",
     "distill": "adapters bench drafting errors gguf hf loading products projection proposal sampling",

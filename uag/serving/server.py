@@ -2,12 +2,11 @@
 
 import json
 import logging
-import math
 import shlex
 import socket
 import sys
-import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -15,10 +14,9 @@ from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from transformers import MaxTimeCriteria, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.import_utils import is_serve_available
 
-from uag import door
 from uag.errors import OptionError, UagError
 from uag.hf import models
 from uag.hf.devices import accelerator
@@ -30,8 +28,7 @@ from uag.stats import Totals
 logger = logging.getLogger("uag")
 
 _SHUTDOWN_S = 10
-"""Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;
-decrease to stop sooner."""
+"""Seconds that running requests get to end after Ctrl-C. Increase for long answers; decrease to stop sooner."""
 
 _MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
 """Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON. Increase to accept larger
@@ -101,7 +98,7 @@ class Server:
         served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
         model, self._processor = self._assist(served._model_manager, draft, options)
         self._get_manager = served._generation_state.get_manager
-        served._generation_state.get_manager = self._manager_of_short_prompts
+        served._generation_state.get_manager = self._manager
         most = models.max_positions(model)
         self._most_tokens = most if max_prompt_tokens is None else min(most, max_prompt_tokens)
         self._too_long = f"The prompt is too long: the server accepts at most {self._most_tokens:,} tokens."
@@ -111,9 +108,7 @@ class Server:
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
         self._server.config.app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse()
-        self._limits: list[MaxTimeCriteria] = []  # one for each running call
-        self._is_ending = False
-        self._running = threading.RLock()  # a call may call `generate` itself
+        self._streamers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def _assist(self, manager: Any, draft: str, options: dict[str, Any]) -> Any:
         """Return the target and its processor, assisted, also when transformers' server loads them anew."""
@@ -134,52 +129,37 @@ class Server:
         manager.get_gen_models = lambda: listed  # transformers lists the hub's cache, and fails without one
         return load_assisted(self.target)
 
-    def _manager_of_short_prompts(self, *args: Any, **kwargs: Any) -> Any:
-        """Return transformers' manager of a model's calls, which refuses long prompts before an answer begins."""
+    def _manager(self, *args: Any, **kwargs: Any) -> Any:
+        """Return transformers' manager of a model's calls, which passes requests on to `_generate`."""
         manager = self._get_manager(*args, **kwargs)
         for name in {"generate_streaming", "generate_non_streaming"} - {*vars(manager)}:
-            setattr(manager, name, partial(self._if_short, getattr(manager, name)))
+            setattr(manager, name, partial(self._generate, getattr(manager, name)))
         return manager
 
-    def _if_short(self, run: Callable[..., Any], model: Any, processor: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
+    def _generate(
+        self, generate: Callable[..., Any], model: Any, processor: Any, inputs: Any, config: Any, **kwargs: Any
+    ) -> Any:
+        """Refuse a long prompt, before the answer begins, since the status of a stream cannot change later."""
         if inputs["input_ids"].shape[1] > self._most_tokens:
             raise OptionError(self._too_long)
-        return run(model, processor, inputs, *args, **kw)
+        complete(config, model.generation_config)
+        answer = generate(model, processor, inputs, config, **kwargs)
+        if isinstance(answer, tuple):  # the queue and the streamer of a stream
+            self._streamers.add(answer[1])
+        return answer
 
     def run(self) -> None:
-        """Serve until Ctrl-C, which ends running requests at their next token."""
+        """Serve until Ctrl-C, which ends streams at their next token; other requests get `_SHUTDOWN_S` to end."""
         handle_exit = self._server.handle_exit
 
         def end(signal: int, frame: Any) -> None:
-            self._is_ending = True
-            for limit in list(self._limits):
-                limit.max_time = -math.inf
+            for streamer in list(self._streamers):
+                streamer.cancel()
             handle_exit(signal, frame)
 
         self._server.handle_exit = end
-        door.add_route(self._limited, is_first=True)
-        try:
-            with suppress(KeyboardInterrupt):  # uvicorn raises it after the shutdown
-                self._server.run(sockets=[self._socket])
-        finally:
-            with self._running:  # PyTorch aborts if the interpreter ends during a pass
-                door.remove_route(self._limited)
-
-    def _limited(self, generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Let a call of `generate` end when the server does; the criterion replaces that of the call's own limit."""
-        with self._running:
-            max_time = door.option(model, config := kwargs.get("generation_config"), kwargs, "max_time")
-            limit = MaxTimeCriteria(math.inf if max_time is None else max_time)
-            self._limits.append(limit)
-            try:
-                if self._is_ending:
-                    limit.max_time = -math.inf
-                if config is not None:
-                    complete(config, model.generation_config)
-                kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), limit]
-                return generate(model, *args, **kwargs)
-            finally:
-                self._limits.remove(limit)
+        with suppress(KeyboardInterrupt):  # uvicorn raises it after the shutdown
+            self._server.run(sockets=[self._socket])
 
     def _refuse(self) -> None:
         """Answer requests that cannot be served with 400 or 500 and one sentence, in the form of OpenAI's API."""
