@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from uag.distill.writing import Text, sampling_choice
+from uag.distill.writing import Text
 from uag.drafting import Ask, Drafter
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
 from uag.proposal import Proposal, Warpers, num_equal
+from uag.sampling import Choice, make_choice
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Replay:
             every_token: advance by one token per round, however many candidates were accepted.
         """
         position = start
-        choice = sampling_choice(text, self.vocab_size, torch.device("cpu"))
+        choice = _sampling_choice(text, self.vocab_size)
 
         def scoring(_: int, num_before: int) -> Scoring:
             noise = None if choice is None else choice.noise_at(position + num_before, 0)
@@ -96,3 +97,11 @@ class Replay:
                 yield ReplayRound(candidates, num_accepted, seconds - other_s)
         finally:
             self.drafter.release()
+
+
+def _sampling_choice(text: Text, vocab_size: int) -> Choice | None:
+    """Return how plain sampling selects the tokens of a text; None if it is greedy, or its noise is unknown."""
+    if not text.temperature or text.seed is None:
+        return None
+    generator = torch.Generator().manual_seed(text.seed)
+    return make_choice("shared-noise", (1, vocab_size), torch.device("cpu"), generator)

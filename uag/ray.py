@@ -26,7 +26,7 @@ _ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 """Errors that a single row can cause by its prompt, its length or its memory use."""
 
 _KINDS = ("output_tokens", "candidate_tokens", "accepted_tokens", "target_forwards", "draft_forwards")
-_COUNTS = tuple(f"num_{kind}" for kind in _KINDS)
+_STATS = (*(f"num_{kind}" for kind in _KINDS), "total_s")
 COLUMNS = ("generated_text", "generated_ids", "generation_error", "generation_seed", "generation_stats")
 """The columns that are added to a row, in this order."""
 
@@ -71,24 +71,21 @@ class BatchGenerator:
         max_new_tokens: int = 256,
         **generate_options: Any,
     ) -> None:
-        self.pair = load() if load is not None else load_pair(target, draft, dtype=dtype, device=device)
+        self.pair = pair = load() if load is not None else load_pair(target, draft, dtype=dtype, device=device)
         self.prompt_column, self.id_column, self.seed, self.is_chat = prompt_column, id_column, seed, is_chat
-        self.max_new_tokens = max_new_tokens
-        self.options = {**generate_options, "max_new_tokens": max_new_tokens}
-        self._check_options(assistant_options or {})
-        self._generator = torch.Generator(self.pair.target.device)
+        self.options, options = {**generate_options, "max_new_tokens": max_new_tokens}, assistant_options or {}
+        self._check_options(options)
+        self._generator = torch.Generator(pair.target.device)
         self._lock = threading.Lock()  # threads of a worker share the generator
-        own = self.pair.draft, self.pair.draft_tokenizer, self.pair.target_tokenizer
-        self.assistant = Assistant(*own, generator=self._generator, **(assistant_options or {}))
+        own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
+        self.assistant = Assistant(*own, generator=self._generator, **options)
 
     def _check_options(self, assistant_options: Mapping[str, Any]) -> None:
         """Refuse options that would fail in every row, or make rows depend on each other."""
         config = copy.deepcopy(self.pair.target.generation_config)
-        unknown = config.update(**self.options)
-        if unknown:
-            raise OptionError(
-                f"{', '.join(map(repr, unknown))}: not an option of uag.ray.BatchGenerator or of generate"
-            )
+        if unknown := config.update(**self.options):
+            names = ", ".join(map(repr, unknown))
+            raise OptionError(f"{names}: not an option of uag.ray.BatchGenerator or of generate")
         if config.num_return_sequences not in (None, 1) or (config.num_beams or 1) > 1:
             raise OptionError("num_return_sequences and num_beams must be 1: a row has one output")
         if config.return_dict_in_generate:
@@ -104,16 +101,16 @@ class BatchGenerator:
         Raises:
             OptionError: a column is missing.
         """
-        import pyarrow
+        import pyarrow as pa
 
-        table = batch if isinstance(batch, pyarrow.Table) else pyarrow.table(_flat(batch))
-        table = table.drop_columns([name for name in COLUMNS if name in table.column_names])
-        stats = [*((name, pyarrow.int64()) for name in _COUNTS), ("total_s", pyarrow.float64())]
-        types = (
-            pyarrow.string(), pyarrow.list_(pyarrow.int64()), pyarrow.string(), pyarrow.int64(), pyarrow.struct(stats)
-        )  # fmt: skip
-        schema = pyarrow.schema(list(zip(COLUMNS, types, strict=True)))
-        added = pyarrow.Table.from_pylist(self.generate(table.to_pylist()), schema)
+        if not isinstance(batch, pa.Table):
+            # Ray's form of lists of equal lengths is an array of more dimensions, which pyarrow does not take.
+            batch = pa.table({k: v.tolist() if getattr(v, "ndim", 1) > 1 else v for k, v in batch.items()})
+        table = batch.drop_columns([name for name in COLUMNS if name in batch.column_names])
+        stats = pa.struct([(name, pa.float64() if name == "total_s" else pa.int64()) for name in _STATS])
+        types = pa.string(), pa.list_(pa.int64()), pa.string(), pa.int64(), stats
+        schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
+        added = pa.Table.from_pylist(self.generate(table.to_pylist()), schema)
         for name in COLUMNS:
             table = table.append_column(name, added[name])
         return table
@@ -131,24 +128,23 @@ class BatchGenerator:
 
     def _columns_of(self, row: Mapping[str, Any]) -> Row:
         seed = self.seed if self.id_column is None else row_seed(self.seed, row[self.id_column])
+        columns = dict.fromkeys(COLUMNS) | {"generation_seed": seed}
         try:
-            columns = self._continue(row[self.prompt_column], seed)
+            return columns | self._continue(row[self.prompt_column], seed)
         except _ROW_ERRORS as error:
             if isinstance(error, getattr(torch, "AcceleratorError", ())):
                 raise  # the device is lost for this process
-            columns = dict.fromkeys(COLUMNS) | {"generation_error": f"{type(error).__name__}: {error}"}
-        return columns | {"generation_seed": seed}
+            return columns | {"generation_error": f"{type(error).__name__}: {error}"}
 
     def _continue(self, prompt: Any, seed: int) -> Row:
-        """Generate for one prompt, or raise an error if it cannot be used."""
         if not isinstance(prompt, str):
             raise TypeError(f"the prompt must be a string, not {prompt!r}")
         pair, inputs = self.pair, encode(self.pair, [prompt], is_chat=self.is_chat)
-        size, max_positions = inputs["input_ids"].shape[1], models.max_positions(pair.target)
-        if not pair.is_encoder_decoder and size + self.max_new_tokens > max_positions:
+        size, num_new = inputs["input_ids"].shape[1], self.options["max_new_tokens"]
+        if not pair.is_encoder_decoder and size + num_new > (most := models.max_positions(pair.target)):
             raise ValueError(
-                f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the "
-                f"{max_positions} positions of the target"
+                f"the prompt has {size} tokens, with max_new_tokens={num_new} it exceeds the {most} positions of the "
+                "target"
             )
         with self._lock:
             self._generator.manual_seed(seed)
@@ -158,11 +154,5 @@ class BatchGenerator:
         return {
             "generated_text": pair.target_tokenizer.decode(ids, skip_special_tokens=True),
             "generated_ids": ids,
-            "generation_error": None,
-            "generation_stats": {name: getattr(stats, name) for name in (*_COUNTS, "total_s")},
+            "generation_stats": {name: getattr(stats, name) for name in _STATS},
         }
-
-
-def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert multidimensional arrays of a batch, Ray's form of lists of equal lengths, to lists for pyarrow."""
-    return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}

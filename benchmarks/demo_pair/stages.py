@@ -15,7 +15,7 @@ from benchmarks.demo_pair.library import split_library
 from benchmarks.demo_pair.models import doubled, draft_config, target_config
 from benchmarks.demo_pair.refine import Lines, OwnTexts
 from benchmarks.demo_pair.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
-from uag.distill import Writing, distill
+from uag.distill import distill
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,10 @@ def distill_stage(work: Path, scale: float) -> None:
         work / "distilled",
         prompts=_texts(tokenizer, windows(train, 1_000_000, num_prompts, NUM_PROMPT - 1)),
         held_out=_texts(tokenizer, windows(held_out, 0, NUM_HELD_OUT, NUM_PROMPT - 1)),
-        writing=Writing(temperatures=TEMPERATURES, max_new_tokens=NUM_WRITTEN, batch_size=256, seed=SEED),
+        temperatures=TEMPERATURES,
+        max_new_tokens=NUM_WRITTEN,
+        texts_at_once=256,
+        seed=SEED,
         training={"num_train_epochs": NUM_EPOCHS, "per_device_train_batch_size": 2 * BATCH, "seed": SEED},
         patience=0,
     )

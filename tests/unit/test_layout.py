@@ -35,7 +35,7 @@ BELOW = {
     "testing": "assistant drafting errors loading proposal",
     "candidates": "decoding drafting hf lookahead options products projection proposal sampling stats",
     "installing": "assistant door errors gguf hf loading options",
-    "serving": "door errors hf installing loading stats",
+    "serving": "errors hf installing loading stats",
     "bench": "_version adapters assistant errors gguf hf loading options stats",
     "ray": "assistant errors hf loading sampling",
     "distill": "adapters bench drafting errors gguf hf loading products projection proposal sampling",
@@ -107,6 +107,7 @@ OF_OTHERS = {
     "door.py": {"_is_user_defined"},
     "products/kernel.py": {"_rows"},
     "products/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
+    "serving/server.py": {"_generation_state", "_model_manager"},
 }
 """Private names of libraries that a file outside `hf` uses."""
 

@@ -39,19 +39,9 @@ def distill(
     Running the same command again reuses the texts.
     """
     common.begin(target, draft)
-    from uag.distill import Writing
     from uag.distill import distill as run
 
-    writing = Writing(
-        temperatures=tuple(temperatures or Writing.temperatures),
-        max_new_tokens=max_new_tokens,
-        batch_size=texts_at_once,
-        seed=seed,
-        is_chat=is_chat,
-    )
     training = {"num_train_epochs": num_epochs, "per_device_train_batch_size": batch_size, "seed": seed}
-    if learning_rate is not None:
-        training["learning_rate"] = learning_rate
     result = run(
         target,
         draft,
@@ -59,8 +49,12 @@ def distill(
         prompts=prompts,
         texts=texts,
         held_out=held_out,
-        writing=writing,
-        training=training,
+        temperatures=temperatures or (0.0, 0.7, 1.0),
+        max_new_tokens=max_new_tokens,
+        texts_at_once=texts_at_once,
+        seed=seed,
+        is_chat=is_chat,
+        training=training | ({} if learning_rate is None else {"learning_rate": learning_rate}),
         patience=patience,
         dtype=dtype,
         device=device,

@@ -2,35 +2,39 @@
 
 import json
 import logging
-import math
 import shlex
 import socket
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from transformers import MaxTimeCriteria
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.import_utils import is_serve_available
 
-from uag import door
-from uag.errors import OptionError
+from uag.errors import OptionError, UagError
 from uag.hf import models
 from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
-from uag.serving.requests import CHAT, COMPLETION, RESPONSES, RequestCheck, complete
+from uag.serving.requests import complete, problem
 from uag.stats import Totals
 
 logger = logging.getLogger("uag")
 
 _SHUTDOWN_S = 10
-"""Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;
-decrease to stop sooner."""
+"""Seconds that running requests get to end after Ctrl-C. Increase for long answers; decrease to stop sooner."""
+
+_MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
+"""Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON. Increase to accept larger
+schemas of tools; decrease to bound how long one request can delay the others."""
+
+_CHECKED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 _OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 _OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
@@ -88,121 +92,108 @@ class Server:
         self.target = target
         self.url = f"http://{host}:{port}"
         self.totals = Totals()
-        self._created = int(time.time())
         # A port in use and a wrong name fail here, before gigabytes of weights are read.
         self._socket = _bound(host, port)
         tokenizer = load_tokenizer(target, role="target")
-        self._loaded: tuple[Any, Any] = (None, None)  # the target and its processor
-        with self._attaching(draft, options):
-            served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
-        model, processor = self._loaded
+        served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
+        model, self._processor = self._assist(served._model_manager, draft, options)
+        self._get_manager = served._generation_state.get_manager
+        served._generation_state.get_manager = self._manager
         most = models.max_positions(model)
-        most = most if max_prompt_tokens is None else min(most, max_prompt_tokens)
+        self._most_tokens = most if max_prompt_tokens is None else min(most, max_prompt_tokens)
+        self._too_long = f"The prompt is too long: the server accepts at most {self._most_tokens:,} tokens."
+        longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self._most_bytes = _MOST_OTHER_BYTES + _BYTES_PER_CHARACTER * longest * self._most_tokens
         self._server = served.server
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
         self._server.config.app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
-        self._refuse(RequestCheck(tokenizer, processor, most))
-        self._limits: list[MaxTimeCriteria] = []  # one for each running call
-        self._is_ending = False
-        self._running = threading.RLock()  # a call may call `generate` itself
+        self._refuse()
+        self._streamers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def _assist(self, manager: Any, draft: str, options: dict[str, Any]) -> Any:
+        """Return the target and its processor, assisted, also when transformers' server loads them anew."""
+        canonical, load = manager.process_model_name, manager.load_model_and_processor
+        assisted: list[Any] = []
+        listed = [{"id": self.target, "object": "model", "created": int(time.time()), "owned_by": "uag"}]
+
+        def load_assisted(name: str, *args: Any, **kwargs: Any) -> Any:
+            model, processor = load(canonical(name), *args, **kwargs)
+            if model not in assisted:
+                tokenizer = getattr(processor, "tokenizer", processor)
+                self.totals = attach(model, draft, tokenizer=tokenizer, **options).totals
+                assisted[:] = [model]
+            return model, processor
+
+        manager.load_model_and_processor = load_assisted
+        manager.process_model_name = lambda name: name  # transformers appends a revision, which answers would contain
+        manager.get_gen_models = lambda: listed  # transformers lists the hub's cache, and fails without one
+        return load_assisted(self.target)
+
+    def _manager(self, *args: Any, **kwargs: Any) -> Any:
+        """Return transformers' manager of a model's calls, which passes requests on to `_generate`."""
+        manager = self._get_manager(*args, **kwargs)
+        for name in {"generate_streaming", "generate_non_streaming"} - {*vars(manager)}:
+            setattr(manager, name, partial(self._generate, getattr(manager, name)))
+        return manager
+
+    def _generate(
+        self, generate: Callable[..., Any], model: Any, processor: Any, inputs: Any, config: Any, **kwargs: Any
+    ) -> Any:
+        """Refuse a long prompt, before the answer begins, since the status of a stream cannot change later."""
+        if inputs["input_ids"].shape[1] > self._most_tokens:
+            raise OptionError(self._too_long)
+        complete(config, model.generation_config)
+        answer = generate(model, processor, inputs, config, **kwargs)
+        if isinstance(answer, tuple):  # the queue and the streamer of a stream
+            self._streamers.add(answer[1])
+        return answer
 
     def run(self) -> None:
-        """Serve until Ctrl-C, which ends running requests at their next token."""
+        """Serve until Ctrl-C, which ends streams at their next token; other requests get `_SHUTDOWN_S` to end."""
         handle_exit = self._server.handle_exit
 
         def end(signal: int, frame: Any) -> None:
-            self._is_ending = True
-            for limit in list(self._limits):
-                limit.max_time = -math.inf
+            for streamer in list(self._streamers):
+                streamer.cancel()
             handle_exit(signal, frame)
 
         self._server.handle_exit = end
-        door.add_route(self._limited, is_first=True)
-        try:
-            with suppress(KeyboardInterrupt):  # uvicorn raises it after the shutdown
-                self._server.run(sockets=[self._socket])
-        finally:
-            with self._running:  # PyTorch aborts if the interpreter ends during a pass
-                door.remove_route(self._limited)
+        with suppress(KeyboardInterrupt):  # uvicorn raises it after the shutdown
+            self._server.run(sockets=[self._socket])
 
-    def _limited(self, generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Let a call of `generate` end when the server does; the criterion replaces that of the call's own limit."""
-        with self._running:
-            max_time = door.option(model, config := kwargs.get("generation_config"), kwargs, "max_time")
-            limit = MaxTimeCriteria(math.inf if max_time is None else max_time)
-            self._limits.append(limit)
-            try:
-                if self._is_ending:
-                    limit.max_time = -math.inf
-                if config is not None:
-                    complete(config, model.generation_config)
-                kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), limit]
-                return generate(model, *args, **kwargs)
-            finally:
-                self._limits.remove(limit)
-
-    def _refuse(self, check: RequestCheck) -> None:
+    def _refuse(self) -> None:
         """Answer requests that cannot be served with 400 or 500 and one sentence, in the form of OpenAI's API."""
         from fastapi import Request, Response
         from fastapi.responses import JSONResponse
 
         async def refuse(request: Request, run: Callable[[Request], Awaitable[Response]]) -> Response:
-            path, status = request.url.path, 400
-            is_checked = request.method == "POST" and path in (COMPLETION, CHAT, RESPONSES)
-            problem = check.problem(path, await request.body()) if is_checked else ""
+            status, reason = 400, ""
+            if request.method == "POST" and request.url.path in _CHECKED:
+                data = await request.body()
+                # The server would tokenize it between the tokens of other answers.
+                is_long = len(data) > self._most_bytes and isinstance(self._processor, PreTrainedTokenizerBase)
+                reason = self._too_long if is_long else problem(data)
             try:
-                if not problem:
+                if not reason:
                     return await run(request)
             except (*_OF_REQUESTS, *_OF_SERVER) as error:
                 status = 500 if isinstance(error, _OF_SERVER) else 400
-                problem = f"The request cannot be served: {error!r:.300}."
-                logger.warning("%s: %s", path, problem)
+                reason = str(error) if isinstance(error, UagError) else f"The request cannot be served: {error!r:.300}."
+                logger.warning("%s: %s", request.url.path, reason)
             kind = "invalid_request_error" if status == 400 else "server_error"
-            return JSONResponse({"error": {"message": problem, "type": kind, "param": None, "code": None}}, status)
+            return JSONResponse({"error": {"message": reason, "type": kind, "param": None, "code": None}}, status)
 
         self._server.config.app.middleware("http")(refuse)
 
     def example(self) -> str:
         """Return a shell command that sends a request."""
         body: dict[str, Any] = {"model": self.target, "max_tokens": 64}
-        if getattr(self._loaded[1], "chat_template", None):
+        if getattr(self._processor, "chat_template", None):
             path, body["messages"] = "chat/completions", [{"role": "user", "content": "Tell me a story."}]
         else:
             path, body["prompt"] = "completions", "def read_lines(path):"
         header = "-H 'Content-Type: application/json'"
         return f"curl {self.url}/v1/{path} {header} -d {shlex.quote(json.dumps(body))}"
-
-    @contextmanager
-    def _attaching(self, draft: str, options: dict[str, Any]) -> Iterator[None]:
-        """Let transformers' server attach the draft to each model that it loads, also when it reloads one."""
-        from transformers.cli.serving import model_manager
-
-        server, original = self, model_manager.ModelManager
-
-        class _AttachingManager(original):  # type: ignore[misc, valid-type]
-            @staticmethod
-            def process_model_name(model_id: str) -> str:
-                """Keep the user's name, which answers contain; transformers appends a revision to it."""
-                return model_id
-
-            def get_gen_models(self) -> list[dict[str, Any]]:
-                """List the target alone; transformers lists what the hub's cache contains, and fails without one."""
-                return [{"id": server.target, "object": "model", "created": server._created, "owned_by": "uag"}]
-
-            def load_model_and_processor(self, name: str, *args: Any, **kwargs: Any) -> Any:
-                name = original.process_model_name(name)
-                model, processor = super().load_model_and_processor(name, *args, **kwargs)
-                if model is not server._loaded[0]:
-                    tokenizer = getattr(processor, "tokenizer", processor)
-                    server.totals = attach(model, draft, tokenizer=tokenizer, **options).totals
-                    server._loaded = model, processor
-                return model, processor
-
-        model_manager.ModelManager = _AttachingManager
-        try:
-            yield
-        finally:
-            model_manager.ModelManager = original
 
 
 def _bound(host: str, port: int) -> socket.socket:

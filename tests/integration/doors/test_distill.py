@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import uag
 from tests.support.served import run_cli
 from uag.bench import heldout_prompts
-from uag.distill import Result, Writing, distill
+from uag.distill import Result, distill
 from uag.distill.writing import Text, write
 from uag.errors import OptionError
 from uag.loading import demo_folder, encode, load_pair
@@ -21,7 +21,7 @@ pytest.importorskip("accelerate")
 
 TARGET = demo_folder("target")
 NUM_PROMPTS = 8
-WRITING = Writing(temperatures=(0.0, 1.0), max_new_tokens=16, batch_size=4)
+WRITING = {"temperatures": (0.0, 1.0), "max_new_tokens": 16, "texts_at_once": 4}
 QUARTERS = {"eval_steps": 0.25, "save_steps": 0.25}
 TRAINING = {"num_train_epochs": 4, "per_device_train_batch_size": 4, "learning_rate": 0.01}
 
@@ -50,7 +50,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def distilled(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
-    settings: dict[str, Any] = {"writing": WRITING, "training": TRAINING | QUARTERS, "patience": 0} | options
+    settings: dict[str, Any] = WRITING | {"training": TRAINING | QUARTERS, "patience": 0} | options
     return distill(TARGET, draft, output, prompts=prompts, **settings)
 
 
@@ -165,3 +165,10 @@ def test_texts_and_prompts_that_teach_nothing_are_refused(draft: str, tmp_path: 
 
     with pytest.raises(OptionError, match="every prompt is also held out"):
         distill(TARGET, draft, tmp_path / "out", prompts=["a", "b"], held_out=["b", "a"])
+    for options, message in (
+        ({"temperatures": (-1.0,)}, "temperatures must be one or more numbers"),
+        ({"texts_at_once": 0}, "must be at least 1"),
+        ({"seed": -1}, "the seed is -1"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            distilled(draft, file, tmp_path / "out", **options)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt
-from uag.distill.writing import Text, Writing, hold_out, to_write, written_elsewhere
+from uag.distill.writing import Text, hold_out, to_write, written_elsewhere
 from uag.errors import OptionError
 
 TOKENIZER = byte_level()
@@ -13,7 +13,7 @@ PROMPTS = [Prompt("1", "one"), Prompt("2", "two three")]
 
 def due(temperatures: tuple[float, ...], num_prompts: int = 2, seed: int = 0) -> list[Text]:
     prompts = [Prompt(str(number), "x" * (number % 50 + 1)) for number in range(num_prompts)]
-    return to_write(TOKENIZER, prompts, temperatures, Writing(seed=seed), 99)
+    return to_write(TOKENIZER, prompts, temperatures, 99, seed=seed)
 
 
 def test_every_prompt_is_written_once_at_each_temperature() -> None:
@@ -34,13 +34,9 @@ def test_unusable_prompts_and_settings_are_refused() -> None:
     with pytest.raises(OptionError, match="at least two prompts are needed"):
         hold_out(PROMPTS[:1])
     with pytest.raises(OptionError, match=r"prompt 2 has \d+ tokens, it must have 1 to 1: shorten it"):
-        to_write(TOKENIZER, [Prompt("1", "a"), PROMPTS[1]], (0.0,), Writing(), 1)
+        to_write(TOKENIZER, [Prompt("1", "a"), PROMPTS[1]], (0.0,), 1)
     with pytest.raises(OptionError, match="prompt 1 has no 'text'"):
         written_elsewhere(TOKENIZER, PROMPTS, is_chat=False)
-    with pytest.raises(OptionError, match="temperatures must be one or more numbers"):
-        Writing(temperatures=(-1.0,))
-    with pytest.raises(OptionError, match="must be at least 1"):
-        Writing(batch_size=0)
 
 
 def test_texts_written_elsewhere_become_target_ids() -> None:

@@ -11,7 +11,6 @@ from tests.support.calls import pair
 from uag.distill.writing import Text, write
 from uag.drafting import Pairing
 from uag.lookahead import Lookahead
-from uag.sampling import noise
 
 NUM_NEW = 20
 PROMPTS = ("one two three four", "seven", "eight nine ten one two", "three, four. Five")
@@ -98,8 +97,3 @@ def replay(target: Any, tokenizer: Any, draft: Any, draft_tokenizer: Any) -> Rep
     drafter = Pairing(draft, tokenizer, draft_tokenizer).for_all
     assert drafter is not None
     return Replay(drafter, target.lm_head.weight.shape[0])
-
-
-def test_noise_of_written_texts_is_freed(due: list[Text]) -> None:
-    write(pair()[0], due, 3)
-    assert not noise._holders
