@@ -4,7 +4,7 @@ It runs a few passes over synthetic ids through `Target`, as a call does, each o
 So the same tokens are computed at several places of blocks of several widths. With uag's kernels, their logits should
 be equal bit for bit. Then the number of candidates does not matter, and the draft cannot change the output in any
 dtype. Because bits can be equal by luck, above all in bfloat16, the trial also looks for operations of PyTorch that
-round by the number of tokens.
+round by the number of tokens. Without the kernels, and for code of others, the logits should be equal up to rounding.
 
 The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
 refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import StoppingCriteriaList
+from transformers import StaticCache, StoppingCriteriaList
 
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
 from uag.hf import foreign_code, models
-from uag.hf.cache import caches
+from uag.hf.cache import caches, static
 from uag.hf.inspection import is_training, modules
 from uag.hf.once import DrawsError, once
 from uag.products import OwnKernels
@@ -37,6 +37,9 @@ _PROMPT_LENGTH, _NUM_PADS = 6, 2
 
 _WIDTHS = (9, 4, 2, 1)
 """Tokens per row of the passes after the prompt. More widths would find more, and delay the first call longer."""
+
+_NUM_SLOTS = 32
+"""Slots of the trial's cache if the call's is static: enough for all passes."""
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
 """Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
@@ -64,23 +67,27 @@ class Trial:
     everywhere: bool = False
 
 
-def run(call: Call, *, is_untested: bool, is_ragged: bool) -> Trial:
-    """Return the result of a call's trial, which runs once per model and mode, on all ranks together.
+def run(call: Call, *, is_ragged: bool) -> Trial:
+    """Return the result of a call's trial, which runs once per model, mode and kind of cache, on all ranks together.
 
-    It runs for targets that uag's kernels compute, and for those that are untested. In a call whose rows advance
-    independently (`is_ragged`), padding must not change a row's bits either.
+    In a call whose rows advance independently (`is_ragged`), padding must not change a row either. Changes that the
+    caller trusts are not tried: they may observe each pass.
     """
-    model, num_rows = call.model, _num_rows(call)
-    if not call.kernels and not is_untested:
+    model, num_rows, is_static = call.model, _num_rows(call), _is_static(call)
+    if not call.kernels and foreign_code.changes(model) and not foreign_code.of_others(model):
         return Trial(dependence=call.kernels.why_none)
     trial = once(
         model,
-        f"block of {num_rows} rows{', padded' if is_ragged else ''}",
-        lambda: _try(call, is_untested, is_ragged),
+        f"block of {num_rows} rows{', padded' if is_ragged else ''}{', static' if is_static else ''}",
+        lambda: _try(call, is_ragged),
         lambda why: Trial(f"could not be tested ({why})"),
-        (_key(model), is_untested, len(call.kernels), torch.get_num_threads()),
+        (_key(model), len(call.kernels), torch.get_num_threads()),
     )
     return call.ranks.broadcast(trial)
+
+
+def _is_static(call: Call) -> bool:
+    return static.is_static(caches.cache_in(call.model_kwargs))
 
 
 def _key(model: Any) -> Any:
@@ -92,7 +99,7 @@ def _key(model: Any) -> Any:
     return *kinds, tuple(numbers), repr(model.config)
 
 
-def _try(call: Call, is_untested: bool, is_ragged: bool) -> Trial:
+def _try(call: Call, is_ragged: bool) -> Trial:
     kernels, everywhere, dependence = call.kernels, False, call.kernels.why_none
     before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002 - only read; layers may be dropped by them
     try:
@@ -100,14 +107,14 @@ def _try(call: Call, is_untested: bool, is_ragged: bool) -> Trial:
         if kernels and operations:
             everywhere, kernels = True, kernels.replacing_functions()
             logits, operations = _run(call, kernels)
+        if kernels and foreign_code.of_others(call.model) and _differs_from_pytorch(call, logits[0]):
+            kernels, dependence = OwnKernels(), "computes other logits than uag's kernels"
+            logits, _ = _run(call, kernels)
         if kernels:
             # Where rows advance independently, the second row is also computed without its padding.
             alone = _run(call, kernels, num_rows=1)[0] if is_ragged and not operations else []
             dependence = _dependence([logits, alone], operations)
-            if is_untested and _difference(call, logits[0], _run(call, OwnKernels(), widths=_WIDTHS[:1])[0][0]):
-                kernels, dependence = OwnKernels(), "computes other logits than uag's kernels"
-                logits, _ = _run(call, kernels)
-        refusal = _refusal(call, logits) if is_untested else ""
+        refusal = _refusal(call, logits)
     except DrawsError:
         refusal = "draws random numbers in its passes"
     if is_training(call.model):
@@ -119,6 +126,8 @@ def _try(call: Call, is_untested: bool, is_ragged: bool) -> Trial:
 
 def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
     """Return how a token in a block differs from the same token alone, by more than rounding."""
+    if not (_is_full_precision(call) or foreign_code.of_others(call.model)) and models.has_experts(call.model):
+        return ""  # rounding may send a token to other experts, which looks like an error
     alone = logits[-1][:, 0]
     in_blocks = [of_pass[:, place] for place, of_pass in enumerate(reversed(logits)) if place < of_pass.shape[1]]
     difference = max(_difference(call, in_block, alone) for in_block in in_blocks)
@@ -129,12 +138,25 @@ def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
     )
 
 
+def _differs_from_pytorch(call: Call, logits: torch.Tensor) -> bool:
+    (expected,), _ = _run(call, OwnKernels(), widths=_WIDTHS[:1])
+    return bool(_difference(call, logits, expected))
+
+
 def _difference(call: Call, logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the difference in units of the standard deviation, or 0 if it is rounding; infinite for NaN."""
-    most = _MAX_DIFFERENCE if call.model.dtype.itemsize >= 4 else _MAX_DIFFERENCE_IN_HALF
+    """Return the difference in units of the standard deviation, or 0 if it is rounding; infinite for new NaNs."""
+    if bool(expected.isnan().any()):
+        return 0.0  # the synthetic tokens overflow in float16, so they show nothing
+    most = _MAX_DIFFERENCE if _is_full_precision(call) else _MAX_DIFFERENCE_IN_HALF
     ratio = (logits - expected).pow(2).mean().sqrt() / expected.std()
     difference = float(torch.nan_to_num(ratio, nan=float("inf")))
     return difference if difference > most else 0.0
+
+
+def _is_full_precision(call: Call) -> bool:
+    """Whether products are rounded to float32; on accelerators, they and convolutions may be rounded to TF32."""
+    is_highest = call.input_ids.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    return is_highest and call.model.dtype.itemsize >= 4
 
 
 def _dependence(trials: Sequence[Sequence[torch.Tensor]], operations: set[str]) -> str:
@@ -208,7 +230,9 @@ def _run(
         mask[1:, :_NUM_PADS] = 0
     found, seen = [], []
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
-        synthetic = SyntheticPasses(call, prompt, kernels, mask=mask)
+        config = call.model.config.get_text_config(decoder=True)
+        cache = StaticCache(config=config, max_cache_len=_NUM_SLOTS) if _is_static(call) else None
+        synthetic = SyntheticPasses(call, prompt, kernels, cache, mask)
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             products = _Products()

@@ -14,11 +14,11 @@ from typing import Any
 from uag.decoding import block_trial
 from uag.decoding.call import Call
 from uag.decoding.target import Limits
-from uag.hf import classes, foreign_code, models, names, passes, positions, weights, wrapped
+from uag.hf import foreign_code, models, passes, positions, weights, wrapped
 from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import default_generator
-from uag.hf.inspection import is_training, modules
+from uag.hf.inspection import modules
 from uag.hf.processors import unknown_processors
 from uag.products import OwnKernels
 from uag.sampling import multinomial_is_argmax
@@ -64,12 +64,7 @@ class Facts:
         self.batch_size = call.input_ids.shape[0]
         self.cache = caches.cache_in(self.kwargs) if self.kwargs.get("use_cache", True) else None
         self.change = foreign_code.changes(self.model) or foreign_code.cache_change(self.cache)
-        self.untested = classes.untested(self.model)
-        self.cuts = positions.cuts(self.model)
-        if self.untested:
-            last = classes.shortest_length(self.model) - 1
-            self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
-        self.limits = Limits(call, self.cuts)
+        self.limits = Limits(call, positions.cuts(self.model))
 
 
 def _plain_reasons(facts: Facts) -> Iterator[str]:
@@ -90,7 +85,6 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)
-    yield facts.untested and f"{facts.untested} has no trial with a static cache" if limits.is_static else ""
     if limits.is_static and positions.masks_by_slot(modules(model)):
         yield "the target masks a static cache's empty slots as if its tokens were the last ones"
     if facts.config.output_attentions or facts.config.output_hidden_states:
@@ -126,7 +120,7 @@ def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     yield "windows of a static cache have the same length for all rows" if static.has_windows(facts.cache) else ""
     has_states = caches.has_states(facts.cache)
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
-    unknown = facts.change or facts.untested
+    unknown = facts.change or foreign_code.of_others(facts.model)
     yield unknown and f"{unknown} may treat the rows of a batch differently"
     change = facts.limits.lockstep_reason(facts.batch_size, facts.call.stopping.max_length)
     yield change and f"the target {change}"
@@ -156,15 +150,13 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
 def examine(call: Call) -> Verdict:
     """Decide how a call with a source of candidates is decoded; all ranks get the same verdict.
 
-    For a target whose passes use uag's kernels, an untested one, one in training mode, and any target in a release of
-    transformers that is newer than the tested ones, this runs a trial of a few passes, once per model.
+    This runs a trial of a few passes, once per model. Passes of a fixed width have a trial of their own.
     """
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
-    verdict, is_untested = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else (Verdict(), False))
-    if verdict.plain:
+    verdict = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else Verdict())
+    if verdict.plain or call.fixed_width is not None:
         return verdict
-    is_ragged = call.input_ids.shape[0] > 1 and not verdict.lockstep
-    trial = block_trial.run(call, is_untested=is_untested, is_ragged=is_ragged)
+    trial = block_trial.run(call, is_ragged=call.input_ids.shape[0] > 1 and not verdict.lockstep)
     if trial.refusal:
         return Verdict(f"the target {trial.refusal}")
     kernels = call.kernels if trial.uses_kernels else OwnKernels()
@@ -172,21 +164,19 @@ def examine(call: Call) -> Verdict:
     return replace(verdict, dependence=trial.dependence, kernels=kernels)
 
 
-def _apply_rules(call: Call) -> tuple[Verdict, bool]:
-    """Return the verdict of the rules, and whether a trial may overrule it."""
+def _apply_rules(call: Call) -> Verdict:
     facts = Facts(call)
     if plain := _first(_plain_reasons(facts)):
-        return Verdict(plain), False
+        return Verdict(plain)
     unknown_code, implied = _unknown_code(facts), _first(_implied_by_options(facts))
     lockstep = unknown_code or implied
     if not lockstep and facts.batch_size > 1:
         lockstep = _first(_lockstep_reasons(facts))
-    verdict = Verdict(
+    return Verdict(
         lockstep=lockstep and f"rows advance in lockstep: {lockstep}",
         is_reported=bool(lockstep) and lockstep != implied,
         limits=facts.limits,
     )
-    return verdict, is_training(call.model) or bool(facts.untested) or names.is_newer_release()
 
 
 def _first(reasons: Iterator[str]) -> str:

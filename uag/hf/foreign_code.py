@@ -28,7 +28,7 @@ _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
 """Packages whose hooks and replaced functions only move, split or normalize tensors."""
 
 _TESTED = _TRUSTED | {"peft"}
-"""Packages whose modules the tests cover. Models with modules of other packages run a trial (`uag.hf.classes`)."""
+"""Packages whose modules the tests cover."""
 
 _STANDARD = frozenset(sys.stdlib_module_names) - {"unittest"}
 
@@ -56,7 +56,7 @@ def changes(model: Any) -> str:
 
     Detects per-module and global hooks, replaced forwards, parametrizations, and active function and dispatch modes.
     Code from torch, transformers, accelerate, PEFT and uag is ignored. So are classes of other packages and forwards
-    that installed packages replaced, which `uag.hf.classes` reports as untested.
+    that installed packages replaced, which `of_others` finds.
     """
     found = (name for name, _, is_layer in _replaced(model) if not is_layer)
     return _modes() or _global_hooks() or next(filter(None, map(_around, modules(model))), "") or next(found, "")
@@ -72,6 +72,18 @@ def layers_of_others(model: Any) -> tuple[tuple[str, Any], ...]:
     origins = ((name, next(_origins(value), None)) for name, value in (*layers, *_registered(model)))
     # A function may refer to the model, which must not live as long as the result of its trial.
     return tuple((name, origin and weakref.ref(origin[1])) for name, origin in origins)
+
+
+@per_call
+def of_others(model: Any) -> str:
+    """Describe a part of a model that comes from packages that uag's tests do not cover, or return an empty string."""
+    if not type(model).__module__.startswith("transformers.models."):
+        return f"the class {type(model).__name__}"
+    for kind, module in {type(module): module for module in modules(model)}.items():
+        # A quantized linear layer is a matrix product, regardless of its package.
+        if not is_of_tested_package(kind) and not hasattr(module, "in_features"):
+            return f"a layer of the class {kind.__name__}"
+    return next((name for name, _ in layers_of_others(model)), "")
 
 
 def cache_change(cache: Any) -> str:

@@ -4,13 +4,24 @@ Most models compute each token from its own position, so a block has the same lo
 the length of the whole pass. For these, nothing is drafted from such a length on.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from uag.hf.foreign_code import of_others
 from uag.hf.inspection import modules, per_call
 
 _DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")
 """Model types that drop their cache when their rotary factors change."""
+
+_LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
+_NO_LENGTH = re.compile(
+    r"(mask_.*|.*_pattern|num|min|max_length|chunk_size_feed|.*token_id|.*_type|.*_offset|.*_layers).*"
+)
+"""Names in a configuration that are lengths of a text, and those among them that are not."""
+
+_LONGEST = 1 << 24
+"""Numbers above this one stand for "no limit" in configurations."""
 
 
 class Cut(NamedTuple):
@@ -27,9 +38,9 @@ class Cut(NamedTuple):
 
 @per_call
 def cuts(model: Any) -> tuple[Cut, ...]:
-    """Return every length at which a model's forward changes; empty for most models."""
+    """Return every length at which a model's forward changes, or may change; empty for most models."""
     of_modules = {cut for module in modules(model) for cut in (*_rotary(module), *_sparse(module), *_masks(module))}
-    return tuple(sorted(of_modules | {*_restarts(model)}))
+    return tuple(sorted(of_modules | {*_restarts(model), *_untried(model)}))
 
 
 def _rotary(module: Any) -> Iterator[Cut]:
@@ -79,6 +90,23 @@ def _restarts(model: Any) -> Iterator[Cut]:
     model_type, at = model.config.model_type, getattr(model.config, "original_max_position_embeddings", None)
     if model_type in _DROP_THEIR_CACHE and isinstance(at, int):
         yield Cut(at, f"drops its cache beyond length {at}")
+
+
+def _untried(model: Any) -> Iterator[Cut]:
+    """The shortest length in the configuration of a model of others, which may do anything at such a length."""
+    if of_others(model):
+        lengths = _lengths(model.config.get_text_config(decoder=True).to_dict())
+        at = min(lengths, default=_LONGEST) - 1
+        yield Cut(at, f"has no trial beyond length {at}")
+
+
+def _lengths(values: dict[Any, Any]) -> Iterator[int]:
+    for key, value in values.items():
+        name = str(key)
+        if isinstance(value, dict):
+            yield from _lengths(value)
+        elif _LENGTH.fullmatch(name) and not _NO_LENGTH.fullmatch(name) and type(value) in (int, float):
+            yield from [int(value)] if 1 < value <= _LONGEST and value == int(value) else []
 
 
 def scales_by_slot(parts: Iterable[Any]) -> bool:

@@ -96,7 +96,7 @@ class Lookahead:
         self._prefill_s = self._reading_loss_s = 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
-        self._is_trial = self._may_draft = self._has_won = False
+        self._is_trial = self._may_draft = False
         self._num_rounds = self._num_drafting = 0
         self._reached: dict[int, float] = {}  # by row, the probability that all candidates so far are accepted
         self._set_rows(num_rows)
@@ -142,39 +142,19 @@ class Lookahead:
         return limit
 
     def _limit(self) -> int:
+        """Choose the maximum number of candidates of a round: 0, 1 for a trial, or `most`."""
         self._is_trial = False
         if not self.costs.plain:
-            return 0
-        if self._gain >= 1.0:
+            return 0  # the first round measures a plain pass
+        if self._gain >= 1.0:  # drafting is faster
             self._lost.clear()
-            if self.costs.is_plain_due(self._gain):
+            if self.costs.is_plain_due(self._gain) or not self._pays():
                 return 0
-            size = self.most if self.costs.draft.points else 1  # the first round measures what drafting costs
-            return size if self._pays() else 0
-        if self.costs.num_since_plain and not self._has_won:
+            return self.most if self.costs.draft.points else 1  # the first one measures what drafting costs
+        if self.costs.num_since_plain:
             return 0  # a plain pass shows whether something else slows all passes down
-        loss_s = self._trial_loss_s() + self.reading_s
-        if self._num_unread:
-            loss_s += max(self._reading_loss_of(max(self._hope(), 1.0)), 0.0)
-        self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
+        self._is_trial = self._trial_loss_s() <= self._trial_budget_s()
         return int(self._is_trial)
-
-    def _hope(self) -> float:
-        """Return the best gain that a trial could reveal: the guesses', until `_NUM_TRIALS` trials contradict them."""
-        # Measured costs alone do not count: they may be those of a stall, and without a trial they would stay.
-        if len(self._lost) < _NUM_TRIALS:
-            gain = self._acceptance.gain(self.costs.guess(self.prices.plain_s))
-        else:
-            gain = (1.0 + self._acceptance.mean) / min(cost for cost, _ in self._lost)
-        return max(self._gain, gain / self._required_gain)
-
-    def _trial_loss_s(self) -> float:
-        """Return the expected loss of a one-candidate trial: optimistic until `_NUM_TRIALS` trials have lost more."""
-        prices = self.prices
-        loss_s = (1.0 - self._gain) * prices.round_s(1.0)
-        if len(self._lost) == _NUM_TRIALS:
-            return min(loss_s, min(cost - num_tokens for cost, num_tokens in self._lost) * prices.plain_s)
-        return min(loss_s, max(1.0 - self._hope(), 0.0) * self.costs.guess(prices.plain_s).round_s(1.0))
 
     def _pays(self) -> bool:
         """Whether drafting in the rest of the call is expected to repay the time to read the prompt.
@@ -182,7 +162,34 @@ class Lookahead:
         A loss within the budget for trials is allowed.
         """
         self._reading_loss_s = self._reading_loss_of(self._gain)
-        return self._reading_loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
+        return self._reading_loss_s <= self._trial_budget_s()
+
+    def _trial_budget_s(self) -> float:
+        return _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
+
+    def _trial_loss_s(self) -> float:
+        """Return the expected loss of a trial of one candidate, which may have to read a prompt first."""
+        prices, hope = self.prices, self._hope()
+        if self._believes_trials:
+            optimistic_s = min(cost - num_tokens for cost, num_tokens in self._lost) * prices.plain_s
+        else:
+            optimistic_s = max(1.0 - hope, 0.0) * self.costs.guess(prices.plain_s).round_s(1.0)
+        loss_s = min((1.0 - self._gain) * prices.round_s(1.0), optimistic_s) + self.reading_s
+        # If the trial could show a gain, the call would go on drafting, which repays the reading.
+        return loss_s + (max(self._reading_loss_of(max(hope, 1.0)), 0.0) if self._num_unread else 0.0)
+
+    def _hope(self) -> float:
+        """Return the best gain that a trial could reveal: the guesses', until trials contradict them."""
+        if self._believes_trials:
+            gain = (1.0 + self._acceptance.mean) / min(cost for cost, _ in self._lost)
+        else:
+            gain = self._acceptance.gain(self.costs.guess(self.prices.plain_s))
+        return max(self._gain, gain / self._required_gain)
+
+    @property
+    def _believes_trials(self) -> bool:
+        """Whether enough trials in a row have lost. Measured costs alone may be those of a stall, and would stay."""
+        return len(self._lost) == _NUM_TRIALS
 
     def _reading_loss_of(self, gain: float) -> float:
         """Return the seconds of reading the prompt that the rest of the call does not save at this gain.
@@ -259,7 +266,8 @@ class Lookahead:
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
         plain_s = self.costs.plain_s
-        num_drafted = self._learn_passes(done)
+        num_drafted = self._num_drafted_in(done)
+        self._learn_passes(done, num_drafted)
         if num_drafted or done.num_candidates or self.costs.plain_s != plain_s:
             self._price()
         num_tokens = done.num_tokens
@@ -269,39 +277,33 @@ class Lookahead:
         self._num_written += num_tokens
         if not num_drafted:
             self._trial_tokens += num_tokens
-        elif self._is_trial:
-            self._learn_trial(num_tokens, num_drafted, done.draft_s + done.target_s)
+        elif self._is_trial and self.prices.round_s(num_drafted) > num_tokens * self.prices.plain_s:
+            # The trial lost. Its cost is compared with the plain pass before it, which the same load slowed down.
+            cost = (done.draft_s + done.target_s) / max(self.costs.plain[-1], self.prices.plain_s)
+            self._lost.append((cost, num_tokens))
+            self._trial_tokens = 0.0
 
-    def _learn_passes(self, done: Round) -> float:
-        """Record the times and the acceptance of a round's passes, and return how many candidates were drafted."""
-        costs, num_drafted = self.costs, done.num_drafted
+    def _num_drafted_in(self, done: Round) -> float:
+        """Return the candidates per row that a round's drafting took time for."""
+        if done.num_drafted is not None:
+            return done.num_drafted
+        num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
+        if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * self.prices.plain_s:
+            return 1.0  # drafting took time and proposed nothing: counts as one rejected candidate
+        return num_drafted
+
+    def _learn_passes(self, done: Round, num_drafted: float) -> None:
+        """Record the times of a round's passes, and the acceptance."""
+        costs = self.costs
         if not done.is_special:
             costs.learn_target(done.num_candidates, done.target_s)
         if done.prefill_s > 0.0 and self._num_unread:
-            self._learn_prompt(done.prefill_s)
-        if num_drafted is None:
-            num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
-            if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * self.prices.plain_s:
-                num_drafted = 1.0  # drafting took time and proposed nothing: counts as one rejected candidate
+            costs.reading.add(self._num_unread, done.prefill_s)
+            self._num_unread = 0
+            if self._reading_loss_s > 0.0:
+                self._trial_tokens = 0.0  # an expected loss uses up what trials may cost
         if num_drafted:
             costs.num_since_plain += 1
             self._acceptance.learn(done.outcomes, num_drafted)
             if done.draft_s > 0.0:
                 costs.draft.add(num_drafted, done.draft_s)
-        return num_drafted
-
-    def _learn_prompt(self, seconds: float) -> None:
-        """Record how long the draft took to read the prompt; an expected loss uses up what trials may cost."""
-        self.costs.reading.add(self._num_unread, seconds)
-        self._num_unread = 0
-        if self._reading_loss_s > 0.0:
-            self._trial_tokens = 0.0
-
-    def _learn_trial(self, num_tokens: float, num_drafted: float, seconds: float) -> None:
-        """Remember what an unsuccessful trial cost."""
-        plain_s = self.prices.plain_s
-        self._has_won = self.prices.round_s(num_drafted) <= num_tokens * plain_s
-        if not self._has_won:
-            # Compared with the plain pass before it, which the same load slowed down.
-            self._lost.append((seconds / max(self.costs.plain[-1], plain_s), num_tokens))
-            self._trial_tokens = 0.0

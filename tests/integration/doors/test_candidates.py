@@ -74,6 +74,7 @@ def test_without_a_draft_model_transformers_own_generator_is_used() -> None:
 def prepared(max_length: int | None = None, eos_id: int | None = None) -> GenerationConfig:
     config = GenerationConfig(max_length=max_length)
     config._eos_token_tensor = None if eos_id is None else torch.tensor([eos_id])
+    config._pad_token_tensor = None
     return config
 
 

@@ -1,16 +1,15 @@
-"""Untested targets: a block is compared with single tokens once, and the trial has no side effects."""
+"""Trials of targets: a block is compared with single tokens once. Code of others is assisted with restrictions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from types import MethodType
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -20,9 +19,9 @@ from tests.integration.targets.test_position_dependent import CASES, PROMPTS, VO
 from tests.support.calls import ROWS, left_padded
 from tests.support.grids import covering
 from tests.support.models import ARCHITECTURES, spread, tiny_model
-from tests.support.tiny_classes import class_names, tiny_config
+from tests.support.tiny_classes import tiny_config
 from uag.decoding import block_trial
-from uag.hf import classes, names, positions
+from uag.hf import foreign_code, positions
 from uag.hf.cache.caches import CACHE
 from uag.products import kernel
 
@@ -88,11 +87,12 @@ def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
 ) -> None:
     """Dynamic and long rotary factors, dropped caches and temperatures by slot all start at such a length."""
     model = target(name)
-    monkeypatch.setattr(classes, "CLASSES", frozenset())
-    monkeypatch.setattr(positions, "cuts", lambda model: ())  # like a release with new names
+    monkeypatch.setattr(positions, "of_others", lambda model: "a part")
+    (cut,) = positions._untried(model)
+    monkeypatch.setattr(positions, "cuts", lambda model: (cut,))  # like code whose names uag does not know
     inputs = left_padded(PROMPTS[:num_rows])
     stats = check(model, inputs, do_sample=do_sample)
-    is_far = classes.shortest_length(model) > inputs["input_ids"].shape[1] + 4
+    is_far = cut.at > inputs["input_ids"].shape[1] + 4
     assert (stats.num_accepted_tokens > 0) == is_far
     reasons = "; ".join(stats.fallbacks)
     assert "has no trial beyond length" in reasons
@@ -126,13 +126,13 @@ def test_a_target_that_cannot_be_tried_falls_back_to_plain_decoding() -> None:
 
 @covering("name, dtype", ROUNDING, (torch.float32, torch.bfloat16, torch.float16), strength=1)
 def test_rounding_is_no_difference(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classes, "CLASSES", frozenset())
+    """Neither PyTorch's, nor that of uag's kernels beside PyTorch's, which are compared for code of others."""
+    monkeypatch.setattr(foreign_code, "of_others", lambda model: "a part")
     model_type, options, _, _ = ARCHITECTURES[name]
-    monkeypatch.setattr(classes, "shortest_length", lambda model: 200)
     draft = tiny_model("llama", VOCAB, seed=3)
     for seed in range(2):
         model = tiny_model(model_type, VOCAB, **options | {"seed": seed}).to(dtype)
-        assistant = uag.Assistant(draft, num_candidate_tokens=3)
+        assistant = uag.Assistant(draft, num_candidate_tokens=3, own_kernels=bool(seed))
         inputs = left_padded(PROMPTS)
         assistant.generate(model, **inputs, max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert assistant.stats.num_candidate_tokens > 0
@@ -177,11 +177,11 @@ def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
     ]
 
 
-@pytest.mark.filterwarnings("ignore:uag. transformers")
+@pytest.mark.parametrize("own_kernels", [True, False])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 @ROWS
-def test_every_target_of_a_newer_release_is_tried(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only classes that are new in it advance in lockstep."""
-    monkeypatch.setattr(names, "VERSION", "5.25.0")
+def test_every_target_is_tried(num_rows: int, cache: str, own_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each kind of cache, so with rows of different lengths if the call has them."""
     trials: list[Any] = []
     refusal = block_trial._refusal
 
@@ -190,14 +190,15 @@ def test_every_target_of_a_newer_release_is_tried(num_rows: int, monkeypatch: py
         return refusal(*of_trial)
 
     monkeypatch.setattr(block_trial, "_refusal", counted)
-    stats = check(made(LlamaForCausalLM), left_padded(PROMPTS[:num_rows]))
-    assert stats.num_accepted_tokens > 0
-    assert not stats.fallbacks
+    assistant = uag.Assistant(tiny_model("llama", VOCAB, seed=3), num_candidate_tokens=3, own_kernels=own_kernels)
+    model = made(LlamaForCausalLM)
+    options: dict[str, Any] = {"cache_implementation": cache} if cache == "static" else {}
+    for _ in range(2):
+        inputs = left_padded(PROMPTS[:num_rows])
+        assistant.generate(model, **inputs, **options, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        assert assistant.stats.num_candidate_tokens > 0
+        assert "falls back to plain" not in "; ".join(assistant.stats.fallbacks)
     assert len(trials) == 1
-    monkeypatch.setattr(classes, "CLASSES", frozenset())
-    stats = check(made(LlamaForCausalLM), left_padded(PROMPTS[:num_rows]))
-    assert stats.num_accepted_tokens > 0
-    assert len(stats.fallbacks) == (num_rows > 1)
 
 
 LIBRARY = """
@@ -274,19 +275,21 @@ def test_functions_of_others_in_a_tested_class_are_tried(name: str, num_rows: in
         assert "computes different logits for a block than for single tokens" in reason
 
 
-def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:
-    table = Path(uag.__file__).parents[1] / "docs" / "architectures.md"
-    if not table.is_file():
-        pytest.skip("docs/ is not installed next to the package")
-    # tests/integration/targets/test_position_dependent.py gives the first one the inputs that it needs. The second one
-    # was equal with transformers 5.23; 5.24 does not run it on text alone.
-    elsewhere = {"VoxtralRealtimeForConditionalGeneration", "Llama4ForConditionalGeneration"}
-    lines = [line.split("|") for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    tried = {
-        cells[1].strip().replace("\\_", "_") for cells in lines if "**equal**" in cells[3] or "**plain**" in cells[3]
-    }
-    assert len(tried) > 250
-    assert (tried | elsewhere) & class_names().keys() == classes.CLASSES & class_names().keys()
+def test_a_static_cache_is_tried_as_the_call_uses_it() -> None:
+    class Peeks(LlamaForCausalLM):
+        """Disturbs blocks over a static cache only."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            if isinstance(kwargs.get(CACHE), StaticCache) and 1 < kwargs["input_ids"].shape[1] < 6:
+                output.logits = output.logits + torch.arange(output.logits.shape[-1]).mul(1.7).sin()
+            return output
+
+    model, inputs = made(Peeks), left_padded(PROMPTS[:1])
+    assert check(model, inputs).num_accepted_tokens > 0
+    (reason,) = check(model, inputs, cache_implementation="static").fallbacks
+    assert "computes different logits for a block than for single tokens" in reason
+    assert check(made(Usual), inputs, cache_implementation="static").num_accepted_tokens > 0
 
 
 def test_a_foreign_rotary_module_without_a_length_is_not_drafted_for() -> None:

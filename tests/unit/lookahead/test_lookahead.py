@@ -261,7 +261,8 @@ def test_costs_that_a_fault_raised_do_not_prevent_the_next_prompt_from_being_rea
         lookahead.costs.draft.add(1, 5.0)
         lookahead.costs.block.add(1, 30.0)
     for _ in range(num_lost):
-        lookahead._learn_trial(1.0, 1.0, 1.2)
+        lookahead._lost.append((1.2, 1.0))
+        lookahead._trial_tokens = 0.0
     lookahead.begin(1, "greedy", 100, 64, 0.1)
     lookahead.learn_prefill(20.0)
     lengths, _ = world.run(lookahead, 30, draft_prefill_s=2.0)
