@@ -1,17 +1,10 @@
-"""Rewinds caches with states to earlier lengths.
+"""Which copies of a row's states are kept.
 
 Keys and values are cropped. States cannot be cropped, so they are copied before a pass and put back by a rollback.
 """
 
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
-
-from transformers import cache_utils
-from transformers.cache_utils import DynamicLayer
-
-from uag.hf.cache import caches
-from uag.hf.cache.growing import BufferedLayer
-from uag.hf.cache.states import States, has_state
+from typing import Generic, TypeVar
 
 MAX_COPIES = 16
 """Maximum copies of states per row. Increase to run fewer tokens again after a rollback; decrease to save memory."""
@@ -49,41 +42,3 @@ class Copies(Generic[Copy]):
         dropped = [self.by_length.pop(length) for length in lengths]
         self.spare += dropped
         return dropped
-
-
-class RewindableCache(Copies[States]):
-    """One row's cache for a model with states, and copies of the states at some of its earlier lengths."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.cache = _empty(model)
-
-    def cut(self, length: int) -> None:
-        """Cut the cache to its present length or to one that `nearest` returned, but not to 0."""
-        if length in self.by_length:
-            self.by_length[length].put_back()
-            self.drop(length)
-            caches.cut_slots(self.cache, 0, length)
-
-    def save(self, length: int) -> None:
-        """Copy the states at the present length; at 0, there are none."""
-        if not length:
-            return
-        self.thin_out()
-        if self.spare:
-            states = self.spare.pop()
-            states.refresh()
-        else:
-            states = States([layer for layer in self.cache.layers if has_state(layer)])
-        self.by_length[length] = states
-
-
-def _empty(model: Any) -> Any:
-    """Return a model's default cache with attention layers that keep every position and grow in place."""
-    cache = caches.default_cache(model)
-    for index, layer in enumerate(cache.layers):
-        if caches.is_sliding(layer) and has_state(layer):
-            cache.layers[index] = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
-        elif caches.is_sliding(layer) or type(layer) is DynamicLayer:
-            cache.layers[index] = BufferedLayer()
-    return cache
