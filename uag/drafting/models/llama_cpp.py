@@ -6,7 +6,6 @@ a spare one, into which it was copied before.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from os.path import commonprefix
 
 import torch
@@ -89,39 +88,49 @@ class GgufPasses(Passes):
             nodes = {row: self.rows[row].path[: of_row[0].depth] + of_row for row, of_row in nodes.items()}
             self._empty_rows()
             cells = self._cells = self._new_cells(needed)
-        if not self._copies:
-            self._decode(cells, nodes, _num_common(list(nodes.values())))
-            return
         parts = {row: split(of_row) for row, of_row in nodes.items()}
         heads = {row: of_row[0] for row, of_row in parts.items() if len(of_row) > 1}
-        for part in (heads, {row: of_row[-1] for row, of_row in parts.items()}):
+        tails = {row: of_row[-1] for row, of_row in parts.items()}
+        for part in (self._without_common(cells, heads), tails):
             for row in part:
                 self._save(cells, row)
-            self._decode(cells, part)
+            self._decode(cells, part, is_wanted=part is tails)
+
+    def _without_common(self, cells: Cells, heads: Mapping[int, list[Node]]) -> dict[int, list[Node]]:
+        """Read the common prefix of new rows once, and return the other tokens."""
+        if len(heads) < 2 or any(of_row[0].depth for of_row in heads.values()):
+            return dict(heads)
+        num = len(commonprefix([[node.draft_id for node in of_row] for of_row in heads.values()]))  # noqa: RUF071 - ids
+        first, *others = heads
+        self._decode(cells, {first: heads[first][:num]})
+        for row in others:
+            cells.copy(first, row)
+            self._lengths[row] = num
+        return {row: of_row[num:] for row, of_row in heads.items()}
 
     def _save(self, cells: Cells, row: int) -> None:
-        """Copy a row's sequence into a spare one."""
-        if length := self._lengths[row]:
+        """Copy a row's sequence into a spare one, if its states cannot be cut."""
+        length = self._lengths[row]
+        if length and self._copies:
             copies = self._copies[row]
             _empty(cells, copies.thin_out())
             copies.by_length[length] = copies.spare.pop()
             cells.copy(row, copies.by_length[length])
 
-    def _decode(self, cells: Cells, nodes: Mapping[int, list[Node]], num_common: int = 0) -> None:
-        """Append tokens to rows; the first `num_common` ones are the same in all rows."""
-        tokens = _tokens_of(nodes, num_common)
+    def _decode(self, cells: Cells, nodes: Mapping[int, list[Node]], *, is_wanted: bool = False) -> None:
+        """Append tokens to rows, and set their distributions if they are wanted."""
+        tokens = [(row, node) for row, of_row in nodes.items() for node in of_row]
         for start in range(0, len(tokens), NUM_BATCH):
             batch = tokens[start : start + NUM_BATCH]
             logits = cells.decode(
                 # An id without an embedding is replaced by 0.
-                [token.nodes[0].draft_id if token.nodes[0].draft_id < self.vocab_size else 0 for token in batch],
-                [token.nodes[0].depth for token in batch],
-                [token.sequences for token in batch],
-                [token.is_wanted for token in batch],
+                [node.draft_id if node.draft_id < self.vocab_size else 0 for _, node in batch],
+                [node.depth for _, node in batch],
+                [row for row, _ in batch],
+                is_wanted=is_wanted,
             )
-            wanted = [token for token in batch if token.is_wanted]
-            places = [(node, index) for index, token in enumerate(wanted) for node in token.nodes]
-            self._set_distributions(torch.from_numpy(logits), places)
+            if is_wanted:
+                self._set_distributions(torch.from_numpy(logits), [(node, i) for i, (_, node) in enumerate(batch)])
         for row, of_row in nodes.items():
             self._lengths[row] += len(of_row)
 
@@ -144,39 +153,7 @@ class GgufPasses(Passes):
         return self._threads or torch.get_num_threads()
 
 
-@dataclass(slots=True)
-class _Token:
-    """A token of a pass: the sequences that share it, and its node in each. Its distribution is kept if `is_wanted`."""
-
-    sequences: list[int]
-    nodes: list[Node]
-    is_wanted: bool
-
-
 def _empty(cells: Cells, sequences: Sequence[int]) -> None:
     """Free the cells of copies that are not in use."""
     for sequence in sequences:
         cells.cut(sequence, 0)
-
-
-def _tokens_of(nodes: Mapping[int, list[Node]], num_common: int) -> list[_Token]:
-    """Return the tokens of a pass; the first `num_common` tokens, which all rows share, appear once."""
-    tokens: list[_Token] = []
-    first = next(iter(nodes), None)
-    for row, of_row in nodes.items():
-        for index, node in enumerate(of_row):
-            is_wanted = index >= len(of_row) - KEPT_POSITIONS
-            if index < num_common and row != first:
-                tokens[index].sequences.append(row)
-                tokens[index].nodes.append(node)
-                tokens[index].is_wanted |= is_wanted
-            else:
-                tokens.append(_Token([row], [node], is_wanted))
-    return tokens
-
-
-def _num_common(lines: Sequence[list[Node]]) -> int:
-    """Return the length of the rows' common prefix; 0 if any row has already been fed."""
-    if len(lines) < 2 or any(line[0].depth for line in lines):
-        return 0
-    return len(commonprefix([[node.draft_id for node in line] for line in lines]))  # noqa: RUF071 - ids
