@@ -23,21 +23,14 @@ _MAX_NEW_IDS = 64
 """A request that grew by more ids since its last round starts over, with its text encoded as a prompt. Increase to
 re-read fewer tokens; decrease to keep fewer tokens that the draft's tokenizer would split differently."""
 
-_MIN_SHARED = 16
-"""Draft tokens that two rows must share before one copies from the other. Increase to copy less often; decrease to
-re-read fewer tokens."""
-
-_NEVER_SHARED = 8
-"""Draft tokens at the end of a prompt that are always read, because healing uses their distributions. Increase if
-healing steps back further; decrease to read less."""
+_NUM_LAST = 8
+"""Draft tokens at the end of a prompt that are read in the batch, because healing uses their distributions. All before
+them are read alone, since all other rows would be padded to their length, or copied from a row that shares them.
+Increase if healing steps back further; decrease to read less."""
 
 _TOKENS_PER_CANDIDATE = 4
 """Draft tokens that a candidate is assumed to need. Increase to stay within `max_cached_tokens` more strictly; decrease
 to draft for more rows."""
-
-_WIDE = 16
-"""Rows with more tokens to read than this are read alone, because in the batch all other rows would be padded to their
-length. Increase for fewer passes; decrease for less padding."""
 
 
 @dataclass
@@ -78,7 +71,8 @@ class Request:
     Attributes:
         row: its state in the draft.
         ids: its target ids in its last round.
-        book: where its keys and values are.
+        book: where the keys and values of its path are: the batch, a book of its own, or another request's until the
+            next batch is made.
         place: its row there.
         proposals: its proposals in its last round.
     """
@@ -150,30 +144,28 @@ class RequestPool:
         return known
 
     def begin(self, ids: IdArray) -> Request:
-        """Create a request, and copy the cache of the prefix that it shares with another one."""
+        """Create a request, whose row starts with the prefix that it shares with another one."""
         row = self.maker.make(ids.tolist())
         fit_context(row, self.passes.max_positions)
         self.stats.num_begun += 1
         others = (*self.active.values(), *self.parked)
         source = max(others, key=lambda other: _num_common(ids, other.ids), default=None)
-        if source is not None:
-            fed = [node.draft_id for node in source.row.path]
-            num_shared = _num_common(fed, row.queued_ids()[:-_NEVER_SHARED])
-            if num_shared >= _MIN_SHARED:
-                row.adopt(num_shared)
-                self.stats.num_shared_tokens += num_shared
-                return Request(row, ids, source.book.select([(source.book, source.place, num_shared)]), 0)
-        return Request(row, ids, self._batch.select([(self._batch, 0, 0)]), 0)
+        if source is None:
+            return Request(row, ids, self._batch, 0)  # no token is copied from there
+        num_shared = _num_common([node.draft_id for node in source.row.path], row.queued_ids()[:-_NUM_LAST])
+        row.adopt(num_shared)
+        self.stats.num_shared_tokens += num_shared
+        return Request(row, ids, source.book, source.place)
 
     @property
     def _batch(self) -> Book:
         return self.passes.books[0]
 
     def _read(self, request: Request) -> None:
-        """Read all but the last queued tokens of a row alone, if there are many."""
+        """Read what is queued for a row, except the last tokens, alone in a book of its own."""
         row, num_fed = request.row, len(request.row.path)
-        num_new = len(row.queued_ids()) - _NEVER_SHARED
-        if num_new > _WIDE:
+        num_new = len(row.queued_ids()) - _NUM_LAST
+        if num_new > _NUM_LAST:
             request.book, request.place = request.book.select([(request.book, request.place, num_fed)]), 0
             row.adopt(num_new)
             with self.passes.counted(reads_prompt=True):

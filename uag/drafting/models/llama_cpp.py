@@ -14,7 +14,7 @@ from uag.drafting.drafter import Counts
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes, split
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft
-from uag.hf.cache.rewinding import MAX_COPIES, Copies
+from uag.hf.cache.states import MAX_COPIES, Copies
 from uag.projection import Node
 
 _MIN_COPIES = 3
@@ -31,10 +31,9 @@ use less memory (at 4096 tokens, 90 MB for a model of 135 million weights)."""
 
 
 class GgufPasses(Passes):
-    """Runs draft passes of a GGUF file; see `Passes`. Raises the errors of `GgufDraft`."""
+    """Runs draft passes of a GGUF file; see `Passes`. `check_draft` accepts the file."""
 
     def __init__(self, draft: GgufDraft, num_ids: int | None = None) -> None:
-        draft.check()
         weights = self._weights = draft.file.weights(draft.gpu_layers)
         counts = Counts(num_bytes=weights.num_bytes)
         max_positions = min(weights.max_positions, draft.context or weights.max_positions)
@@ -42,7 +41,8 @@ class GgufPasses(Passes):
         self._threads = draft.threads
         self._cells: Cells | None = None
         self._lengths: list[int] = []  # of the rows in the cache
-        self._copies: list[Copies[int]] = []  # each row's spare sequences; empty without states
+        self._copies: list[Copies[int]] = []  # of each row, the sequence of each copy; empty without states
+        self._spare: list[int] = []  # sequences without tokens
 
     def _begin(self, encoder_ids: Sequence[Sequence[int]]) -> None:  # noqa: ARG002 - no GGUF draft has an encoder
         if self._cells is not None and len(self.rows) == len(self._lengths):
@@ -59,10 +59,10 @@ class GgufPasses(Passes):
     def _empty_rows(self) -> None:
         """Record that no row has tokens in the cache. The spare sequences follow those of the rows."""
         rows = len(self.rows)
-        num = max(_MIN_COPIES, min(MAX_COPIES, MOST_SEQUENCES // max(rows, 1) - 1))
-        spare = [range(rows + row * num, rows + (row + 1) * num) for row in range(rows)]
+        num = max(_MIN_COPIES, min(MAX_COPIES, MOST_SEQUENCES // max(rows, 1) - 1)) if self._weights.has_states else 0
         self._lengths = [0] * rows
-        self._copies = [Copies(sequences, num) for sequences in spare] if self._weights.has_states else []
+        self._copies = [Copies(num) for _ in range(rows if num else 0)]
+        self._spare = list(range(rows, rows + rows * num))
 
     def _cut(self, row: int, length: int) -> int:
         if self._cells is None or length >= self._lengths[row]:
@@ -76,7 +76,7 @@ class GgufPasses(Passes):
                 self._cells.copy(copies.by_length[length], row)
             else:
                 self._cells.cut(row, 0)
-            _empty(self._cells, copies.drop(length))
+            self._empty(self._cells, copies.drop(length))
         self._lengths[row] = length
         return length
 
@@ -113,9 +113,15 @@ class GgufPasses(Passes):
         length = self._lengths[row]
         if length and self._copies:
             copies = self._copies[row]
-            _empty(cells, copies.thin_out())
-            copies.by_length[length] = copies.spare.pop()
+            self._empty(cells, copies.thin_out())
+            copies.by_length[length] = self._spare.pop()
             cells.copy(row, copies.by_length[length])
+
+    def _empty(self, cells: Cells, sequences: Sequence[int]) -> None:
+        """Free the cells of copies that are not in use."""
+        for sequence in sequences:
+            cells.cut(sequence, 0)
+        self._spare += sequences
 
     def _decode(self, cells: Cells, nodes: Mapping[int, list[Node]], *, is_wanted: bool = False) -> None:
         """Append tokens to rows, and set their distributions if they are wanted."""
@@ -143,7 +149,7 @@ class GgufPasses(Passes):
         return Cells(
             self._weights,
             num_cells=max(_FIRST_CELLS, 2 * num_tokens),
-            num_sequences=rows + sum(len(copies.spare) for copies in self._copies),
+            num_sequences=rows + len(self._spare),
             num_outputs=rows * KEPT_POSITIONS,
             num_threads=self._num_threads(),
         )
@@ -151,9 +157,3 @@ class GgufPasses(Passes):
     def _num_threads(self) -> int:
         # As many as PyTorch: they share OpenMP's thread pool, which would be recreated whenever the number changes.
         return self._threads or torch.get_num_threads()
-
-
-def _empty(cells: Cells, sequences: Sequence[int]) -> None:
-    """Free the cells of copies that are not in use."""
-    for sequence in sequences:
-        cells.cut(sequence, 0)

@@ -21,8 +21,8 @@ def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool =
     Raises:
         UnsupportedError: the draft cannot draft, or cannot be compiled.
     """
+    check_draft(draft)
     if not isinstance(draft, GgufDraft):
-        check_draft(draft)
         is_static = compile_draft or not models.state_layers(draft)
         return TorchPasses(draft, num_ids, is_static=is_static, is_compiled=compile_draft)
     if compile_draft:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from uag.errors import UnsupportedError
+from uag.gguf import GgufDraft
 from uag.hf import models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.book import Book
@@ -23,14 +24,15 @@ the state."""
 
 
 def check_draft(model: Any) -> None:
-    """Refuse a model that cannot draft.
+    """Refuse a model, or a GGUF file, that cannot draft.
 
     Raises:
         UnsupportedError: it has no LM head, takes no cache, has a cache or states that cannot be rewound, is split over
             ranks, or requires inputs other than text.
     """
-    reason = next(filter(None, _refusals(model)), "")
-    if reason:
+    if isinstance(model, GgufDraft):
+        model.check()
+    elif reason := next(filter(None, _refusals(model)), ""):
         raise UnsupportedError(f"The draft {model.__class__.__name__!r} {reason}.")
 
 

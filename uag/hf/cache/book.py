@@ -8,8 +8,7 @@ import numpy.typing as npt
 import torch
 
 from uag.hf.cache import caches
-from uag.hf.cache.rewinding import Copies
-from uag.hf.cache.states import States, has_state
+from uag.hf.cache.states import Copies, States, has_state
 
 _MOST_GAPS = 16
 """Slots between a row's tokens that are left there. Increase to move keys and values less often; decrease to attend to
@@ -81,15 +80,9 @@ class Book:
     def save(self) -> None:
         """Copy the states, so that `cut` can return to this length; do nothing without states or tokens."""
         length = len(self.slots[0])
-        if self._copies is None or not length:
-            return
-        self._copies.thin_out()
-        if self._copies.spare:
-            states = self._copies.spare.pop()
-            states.refresh()
-        else:
-            states = States([layer for layer in self.cache.layers if has_state(layer)])
-        self._copies.by_length[length] = states
+        if self._copies is not None and length:
+            self._copies.thin_out()
+            self._copies.by_length[length] = States([layer for layer in self.cache.layers if has_state(layer)])
 
     def mask(self) -> npt.NDArray[np.int64]:
         """Return 1 for each slot that holds a token of a row, else 0: [num_rows, num_slots]."""
