@@ -85,9 +85,9 @@ def test_errors_while_drafting_do_not_end_the_engine(tmp_path: Path, monkeypatch
     """If a draft fails at every pass, vLLM continues without it."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     tmp_path.joinpath("sitecustomize.py").write_text(
-        "import uag.vllm.open_draft\n"
+        "import uag.drafting\n"
         "def fails(*arguments, **options): raise RuntimeError('made to fail')\n"
-        "uag.vllm.open_draft.OpenDraft.feed = fails\n"
+        "uag.drafting.TorchPasses.feed = fails\n"
     )
     result = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1]))
     monkeypatch.delenv("PYTHONPATH")

@@ -39,8 +39,6 @@ def check_rollbacks(passes: Passes, model: Any, num_passes: int, tolerance: floa
                 found = path[place].probs
                 assert found is not None
                 assert float((torch.from_numpy(found) - probs[place]).abs().max()) <= tolerance, (row, place)
-        if rng.random() < 0.3:
-            passes.compact()
         requests = [
             feed(row, max(1, len(rows[row].path) - rng.choice([0, 0, 1, 2, 5, 12])), rng.choice([1, 1, 1, 3, 12]))
             for row in sorted(rng.sample(range(num_rows), rng.randint(1, num_rows)))

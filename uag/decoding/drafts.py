@@ -97,12 +97,9 @@ class Drafts:
         start_time, counts = clock.now(), self.drafter.counts
         prefill_s, compile_s = counts.prefill_s, counts.compile_s
         budgets = [0] * self.rows.batch_size
-        longest = max(map(self.rows.length, active), default=0)
         for row in active:
             if self.rows.all[row].outputs[-1:] != [self._uncounted_id]:
-                # All rows of a static cache write to the same slots.
-                length = longest if self.target.limits.is_static else self.rows.length(row)
-                budgets[row] = max(min(self.rows.budget(row), self.target.budget(length)), 0)
+                budgets[row] = max(min(self.rows.budget(row), self.target.budget(self.rows.length(row))), 0)
         request = (budgets, limit, self.lookahead, self._scoring)
         ask = Ask(*request, self.rows.stopping.eos_ids, self._rules.needs_normalizer, self.call.vocab_size)
         with self._kept_generators():

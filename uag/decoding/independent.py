@@ -17,7 +17,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
 from uag.hf import passes
-from uag.hf.cache import caches, static
+from uag.hf.cache import caches
 from uag.lookahead import clock
 from uag.proposal import Proposal
 from uag.sampling import Selector
@@ -121,8 +121,7 @@ class Ragged:
         pads = torch.tensor(self._pads, device=block.device)[:, None]
         firsts = torch.tensor(self._firsts, device=block.device)[:, None]
         positions = (slots[None, self._length :] - pads + firsts).clamp_(min=0)
-        needs_mask = any(self._pads) or target.limits.is_static  # without one, a compiled pass has another graph
-        mask = (slots[None] >= pads).long() if needs_mask else None
+        mask = (slots[None] >= pads).long() if any(self._pads) else None
         kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
         # Candidates fit within the model's positions; the filler ids of shorter rows must too.
         passes.limit_positions(kwargs, width, target.limits.last_position)
@@ -160,43 +159,3 @@ class Ragged:
         caches.cut_slots(cache, common)
         self._pads = [pad - common for pad in self._pads]
         self._length -= common
-
-
-class StaticRagged(Ragged):
-    """Rows of different lengths in a static cache: the batch keeps its size, and slots move within the tensors."""
-
-    _ends: dict[int, int]  # by active row, the end of its slots after the last pass
-
-    def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
-        """Run the pass as `Ragged` does, with filler ids for rows that have ended and for the padding."""
-        self._align(candidates.rows)
-        width, active = self.target.limits.width(candidates.width), list(candidates.rows)
-        rows.write(candidates, width - 1)
-        block = rows.buffer.new_zeros((len(self._rows), width))
-        block[active] = rows.last(active, width)
-        return self._run(block)[active, : candidates.width]
-
-    def undo(self) -> None:
-        """Forget the last pass's slots; all rows now end in the same one."""
-        self._ends = dict.fromkeys(self._ends, self._length)
-        static.wipe(self.target.cache, self._length)
-
-    def keep(self, outcome: Outcome) -> None:
-        """Keep the tokens that each row wrote, except the last one, which is the next pass's first."""
-        self._ends = {
-            row: self._length + written
-            for row, written in zip(outcome.candidates.rows, outcome.num_written, strict=True)
-        }
-
-    def _align(self, active: Sequence[int]) -> None:
-        """Move slots so that all active rows end in the same one, without padding that they share."""
-        cache, pads, moves = self.target.cache, self._pads, [0] * len(self._rows)
-        self._length = max(self._ends[row] - pads[row] for row in active)
-        self._pads = [0] * len(self._rows)
-        for row in active:
-            moves[row] = self._ends[row] - self._length
-            self._pads[row] = pads[row] - moves[row]
-        if any(moves):
-            slots = torch.arange(self._length)[None] + torch.tensor(moves)[:, None]
-            static.move_slots(cache, slots.clamp_(min=0))
-        static.set_length(cache, self._length)

@@ -18,7 +18,7 @@ import torch
 from uag.decoding import fixed_width
 from uag.decoding.call import Call, Candidates
 from uag.decoding.drafts import Drafts
-from uag.decoding.independent import Independent, Ragged, StaticRagged
+from uag.decoding.independent import Independent, Ragged
 from uag.decoding.lockstep import Lockstep
 from uag.decoding.plain import decode_plainly
 from uag.decoding.rows import Rows
@@ -122,7 +122,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
     else:
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:
-            passes_of = (StaticRagged if target.limits.is_static else Ragged)(target)
+            passes_of = Ragged(target)
     with passes.optimized_for_decode(call.model):  # without the prompt, as in plain decoding
         while True:
             try:

@@ -15,7 +15,7 @@ from uag.decoding import block_trial
 from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.hf import foreign_code, models, passes, positions, weights, wrapped
-from uag.hf.cache import caches, static
+from uag.hf.cache import caches
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import default_generator
 from uag.hf.inspection import modules
@@ -117,7 +117,8 @@ def _implied_by_options(facts: Facts) -> Iterator[str]:
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     """Yield why the target requires the rows of a batch to advance in lockstep."""
-    yield "windows of a static cache have the same length for all rows" if static.has_windows(facts.cache) else ""
+    if facts.limits.is_static and facts.limits.fixed_width is None:
+        yield "the rows of a static cache have the same length"
     has_states = caches.has_states(facts.cache)
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or foreign_code.of_others(facts.model)

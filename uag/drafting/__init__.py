@@ -5,9 +5,9 @@ from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory, as_memory
 from uag.drafting.models.model_drafter import ModelDrafter, draft_steps, run_waves
-from uag.drafting.models.passes import Batch, Passes
+from uag.drafting.models.passes import Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
-from uag.drafting.models.torch_draft import DraftModel
+from uag.drafting.models.torch_passes import TorchPasses
 from uag.drafting.models.trials import check_draft
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
@@ -17,9 +17,7 @@ from uag.drafting.texts.text_drafter import TextDrafter
 __all__ = [
     "ASSUMED",
     "Ask",
-    "Batch",
     "Counts",
-    "DraftModel",
     "Drafter",
     "ForcedTokens",
     "FreeFirst",
@@ -32,6 +30,7 @@ __all__ = [
     "Row",
     "RowMaker",
     "TextDrafter",
+    "TorchPasses",
     "adapter_of",
     "as_memory",
     "check_draft",

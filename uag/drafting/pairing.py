@@ -42,16 +42,14 @@ class Pairing:
         self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, compile_draft: bool = False
     ) -> None:
         self._draft = wrapped.unwrapped(draft)
-        if isinstance(self._draft, GgufDraft):
-            self._draft.check()
-            draft_tokenizer = self._draft.tokenizer if draft_tokenizer is None else draft_tokenizer
+        check_draft(self._draft)  # at once, since its drafters may be created later
+        if isinstance(self._draft, GgufDraft) and draft_tokenizer is None:
+            draft_tokenizer = self._draft.tokenizer
         self._target_adapter, self._draft_adapter = adapter_of(tokenizer), adapter_of(draft_tokenizer)
         self._compile_draft = compile_draft
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
         is_known = self._target_adapter is not None and self._draft_adapter is not None
         self.for_all = self._drafter(self._target_adapter, self._draft_adapter) if is_known else None
-        if self.for_all is None and not isinstance(self._draft, GgufDraft):
-            check_draft(self._draft)  # its drafters are created later, but an unsuitable draft is refused at once
         self.mismatch = mismatch_of("draft", self._draft, self._draft_adapter)
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:

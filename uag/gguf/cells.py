@@ -53,45 +53,44 @@ class Cells:
         self._memory = llama.llama_get_memory(self._pointer)
 
     def decode(
-        self, ids: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]], wanted: Sequence[bool]
+        self, ids: Sequence[int], positions: Sequence[int], sequences: Sequence[int], *, is_wanted: bool
     ) -> npt.NDArray[np.float32]:
         """Run one pass over at most `NUM_BATCH` tokens.
 
         Args:
             ids: the tokens.
             positions: their positions.
-            sequences: the sequences that each token belongs to; it attends to their earlier tokens.
-            wanted: whether the scores after each token are requested.
+            sequences: the sequence of each token, to whose earlier tokens it attends.
+            is_wanted: whether scores are requested.
 
         Returns:
-            Logits [num_wanted, vocab_size], valid until the next pass.
+            Logits [num_tokens, vocab_size], valid until the next pass; [0, vocab_size] if they are not wanted.
 
         Raises:
             LlamaError: the pass failed.
         """
         llama, size = self._llama, len(ids)
         integers, pointer = ctypes.c_int32 * size, ctypes.POINTER(ctypes.c_int32)
-        owners = [ctypes.cast((ctypes.c_int32 * len(each))(*each), pointer) for each in sequences]
+        owners = [ctypes.pointer(ctypes.c_int32(sequence)) for sequence in sequences]
         batch = llama.llama_batch(
             n_tokens=size,
             token=integers(*ids),
             embd=None,
             pos=integers(*positions),
-            n_seq_id=integers(*map(len, sequences)),
+            n_seq_id=integers(*[1] * size),
             seq_id=(pointer * size)(*owners),
-            logits=(ctypes.c_int8 * size)(*wanted),
+            logits=(ctypes.c_int8 * size)(*[is_wanted] * size),
         )
         status, why = call(llama.llama_decode, self._pointer, batch)
         if status:
             reason = "its cache is full" if status == 1 else f"status {status}"
             raise LlamaError(f"llama.cpp's pass over {size} tokens failed: {reason}{why}")
-        num_wanted = sum(wanted)
-        if not num_wanted:
+        if not is_wanted:
             return np.zeros((0, self.weights.vocab_size), dtype=np.float32)
         logits, why = call(llama.llama_get_logits, self._pointer)
         if not logits:
             raise LlamaError(f"llama.cpp returned no scores{why}")
-        return np.ctypeslib.as_array(logits, (num_wanted, self.weights.vocab_size))
+        return np.ctypeslib.as_array(logits, (size, self.weights.vocab_size))
 
     def cut(self, sequence: int, first: int) -> None:
         """Remove the tokens of a sequence from position `first` on; a LlamaError says that llama.cpp cannot do so."""

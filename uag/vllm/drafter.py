@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from uag.drafting import RowMaker, draft_steps, run_waves
+from uag.drafting import RowMaker, TorchPasses, check_draft, draft_steps, run_waves
+from uag.errors import UnsupportedError
+from uag.hf import models
+from uag.lookahead import RowOutcome
 from uag.projection import Scoring, TokenizerPair
 from uag.proposal import Proposal
-from uag.vllm.open_draft import OpenDraft
 from uag.vllm.pace import Pace
 from uag.vllm.requests import IdArray, Request, RequestPool, ServingStats
 
@@ -24,11 +26,10 @@ class RequestDrafter:
     Args:
         model, pair: the draft model and the tokenizers.
         vocab_size: size of the target's head; ids at or above it are not proposed.
-        most_candidates: maximum number of candidates that the engine accepts per request.
         min_confidence, max_cached_tokens: as in `uag.vllm.Settings`.
 
     Raises:
-        UnsupportedError: the draft cannot draft.
+        UnsupportedError: the draft cannot draft, is an encoder-decoder, or keeps states.
     """
 
     def __init__(
@@ -37,13 +38,12 @@ class RequestDrafter:
         pair: TokenizerPair,
         *,
         vocab_size: int,
-        most_candidates: int,
         min_confidence: float | None,
         max_cached_tokens: int,
     ) -> None:
-        self.model = OpenDraft(model, len(pair.maps.draft_bytes))
+        self.model = open_for_requests(model, len(pair.maps.draft_bytes))
         self.stats = ServingStats()
-        self.pace = Pace(most_candidates, min_confidence)
+        self.pace = Pace(min_confidence)
         maker = RowMaker(model, pair)
         self.strategy = maker.strategy
         eos_id = pair.target.controls.eos_id
@@ -58,37 +58,41 @@ class RequestDrafter:
 
     def propose(self, contexts: Sequence[IdArray], limits: Sequence[int]) -> list[list[Proposal]]:
         """Return at most `limits[i]` proposals for request i; `contexts[i]` are its target ids, prompt and output."""
-        start_s, stats, pace = time.perf_counter(), self.stats, self.pace
+        start_s = draft_start_s = time.perf_counter()
+        stats = self.stats
         proposals: list[list[Proposal]] = [[] for _ in contexts]
         # Copied, because the engine reuses its buffers.
         contexts_by_place = {
             i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size
         }
         if not contexts_by_place:
-            pace.interrupt()
+            self.pace.interrupt()
             return proposals
         sizes = [ids.size for ids in contexts] if len(contexts_by_place) == len(contexts) else []
-        num_begun = stats.num_begun
-        # `plan` below learns from the outcomes of the last candidates.
-        requests = self.requests.find(contexts_by_place, pace.outcomes) if pace.has_drafted else None
-        limit = pace.plan(sizes, len(contexts_by_place), start_s)
+        outcomes: list[RowOutcome] = []
+        requests = self.requests.find(contexts_by_place, outcomes) if self.pace.has_drafted else None
+        limit = self.pace.plan(sizes, len(contexts_by_place), start_s, outcomes)
         if limit:
             if requests is None:
-                requests = self.requests.find(contexts_by_place, pace.outcomes)
-            requests |= {i: self.requests.begin(ids) for i, ids in contexts_by_place.items() if i not in requests}
-            self._draft(requests, [min(limit, n) for n in limits], proposals)
+                requests = self.requests.find(contexts_by_place, outcomes)
+            new = {i: self.requests.begin(ids) for i, ids in contexts_by_place.items() if i not in requests}
+            limits = [min(limit, n) for n in limits]
+            active = self.requests.activate(requests | new, limits)
+            if new:  # whose prompts were read
+                draft_start_s = time.perf_counter()
+            self._draft(active, limits, proposals)
         else:
             stats.num_paused_rounds += 1
         end_s = time.perf_counter()
         stats.draft_s += end_s - start_s
         lengths = [len(proposals[i]) for i in contexts_by_place]
-        pace.end(sizes, lengths, end_s - start_s, end_s, stats.num_begun > num_begun)
+        self.pace.end(sizes, lengths, end_s - draft_start_s, end_s, draft_start_s - start_s)
         return proposals
 
-    def _draft(self, requests: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
+    def _draft(self, active: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
         """Append candidates of these requests to `proposals`."""
         steps = {}
-        for place, (i, request) in enumerate(self.requests.activate(requests, limits).items()):
+        for place, (i, request) in enumerate(active.items()):
             request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
             steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
@@ -96,3 +100,25 @@ class RequestDrafter:
         self.stats.num_rounds += 1
         self.stats.num_candidate_tokens += sum(map(len, proposals))
         self.stats.num_draft_forwards = self.model.counts.num_forwards
+
+
+def open_for_requests(model: Any, num_ids: int) -> TorchPasses:
+    """Return the passes of a draft whose rows come and go.
+
+    Raises:
+        UnsupportedError: the draft cannot draft, is an encoder-decoder, or keeps states.
+    """
+    check_draft(model)
+    reason = ""
+    if model.config.is_encoder_decoder:
+        reason = "is an encoder-decoder, which has no source text to read here. Use a decoder-only draft."
+    elif models.state_layers(model):
+        reason = (
+            "keeps states, which cannot be padded or merged when requests come and go. Use a draft with attention "
+            "layers only."
+        )
+    if reason:
+        raise UnsupportedError(f"The draft {model.__class__.__name__!r} {reason}")
+    passes = TorchPasses(model, num_ids)
+    passes.start(())
+    return passes

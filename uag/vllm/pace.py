@@ -1,30 +1,24 @@
-"""Choose how many candidates to draft for an engine that does not report its speed.
-
-The time between two calls is taken as the engine's step. From it, the drafting time and the accepted candidates, the
-lookahead finds the number of candidates with the most output tokens per second: many for a few requests, none if
-drafting for all of them takes longer than it saves.
-"""
+"""Choose how many candidates to draft for an engine that does not report its speed."""
 
 from collections.abc import Sequence
 
-from uag.lookahead import Lookahead, Round, RowOutcome
+from uag.lookahead import MAX_CANDIDATES, Lookahead, Round, RowOutcome
 
 
 class Pace:
-    """Learns an engine's speed from its calls, or goes by `min_confidence`; `most` candidates per request are accepted.
+    """Learns an engine's speed from its calls, or goes by `min_confidence` alone.
 
-    Attributes:
-        outcomes: outcomes of the last round. The caller appends them before `plan`, which learns from them.
+    The time between two calls is taken as the engine's step. From it, the drafting time and the accepted candidates,
+    the lookahead finds the number of candidates with the most output tokens per second: many for a few requests, none
+    if drafting for all of them takes longer than it saves.
     """
 
-    def __init__(self, most: int, min_confidence: float | None = None) -> None:
-        self.lookahead = Lookahead(most=most, min_confidence=min_confidence or 0.0)
+    def __init__(self, min_confidence: float | None = None) -> None:
+        self.lookahead = Lookahead(min_confidence=min_confidence or 0.0)
         self._has_clock = min_confidence is None
-        self.outcomes: list[RowOutcome] = []
         self._sizes: list[int] = []
         self._lengths: list[int] = []
-        self._ended = self._draft_s = 0.0
-        self._began_rows = False
+        self._draft_s = self._ended = 0.0
 
     @property
     def has_drafted(self) -> bool:
@@ -33,43 +27,33 @@ class Pace:
 
     def interrupt(self) -> None:
         """Forget the last round: the time until the next one is not an engine's step."""
-        self._sizes, self._lengths, self.outcomes = [], [], []
+        self._lengths = []
 
-    def plan(self, sizes: Sequence[int], num_requests: int, now: float) -> int:
+    def plan(self, sizes: Sequence[int], num_requests: int, now: float, outcomes: Sequence[RowOutcome]) -> int:
         """Learn from the step that has just ended, and return the maximum number of candidates per request.
 
         Args:
             sizes: number of ids of each request; empty if a request cannot take candidates now.
             num_requests: number of requests that can take candidates.
             now: time of the engine's call, in seconds.
+            outcomes: outcomes of the last round's candidates.
         """
         if not self._has_clock:
-            self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_special=True))
-        elif self._lengths:
-            self._learn(sizes, now - self._ended)
-        self.outcomes = []
-        limit = self.lookahead.plan(num_requests)
-        return limit if self._has_clock else self.lookahead.most
+            return MAX_CANDIDATES
+        if self._lengths:
+            # Only a step with the same requests that read no prompt shows the cost of a pass over candidates.
+            is_same = len(sizes) == len(self._sizes) > 0 and all(
+                before < size <= before + length + 1
+                for before, size, length in zip(self._sizes, sizes, self._lengths, strict=True)
+            )
+            mean = round(sum(self._lengths) / len(self._lengths))
+            step_s = now - self._ended
+            self.lookahead.learn_round(Round(mean, self._draft_s, step_s, outcomes, is_special=not is_same))
+        return self.lookahead.plan(num_requests)
 
-    def _learn(self, sizes: Sequence[int], step_s: float) -> None:
-        """Learn from a step that took `step_s` seconds."""
-        # Only a step with the same requests that read no prompt shows the cost of a pass over candidates.
-        is_same = len(sizes) == len(self._sizes) > 0 and all(
-            before < size <= before + length + 1
-            for before, size, length in zip(self._sizes, sizes, self._lengths, strict=True)
-        )
-        mean = sum(self._lengths) / len(self._lengths)
-        num_drafted = mean or None  # None counts the cost of a round in which the draft found no candidate
-        if self._began_rows:
-            # The draft also read prompts. Record that time separately; the next round measures drafting.
-            draft_s = self.lookahead.prices.draft_s + mean * self.lookahead.prices.draft_candidate_s
-            self.lookahead.reading_s = max(self._draft_s - draft_s, 0.0)
-            num_drafted = 0.0
-        self.lookahead.learn_round(
-            Round(round(mean), self._draft_s, step_s, self.outcomes, is_special=not is_same, num_drafted=num_drafted)
-        )
-
-    def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, began_rows: bool) -> None:
+    def end(
+        self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, reading_s: float = 0.0
+    ) -> None:
         """Record a round.
 
         Args:
@@ -77,7 +61,8 @@ class Pace:
             lengths: number of candidates of each request that can take candidates.
             draft_s: seconds of drafting.
             now: time at which the candidates are returned, in seconds.
-            began_rows: whether the draft read the prompts of new requests.
+            reading_s: seconds before, in which the draft read the prompts of new requests; 0 without any.
         """
-        self._sizes, self._lengths = list(sizes), list(lengths)
-        self._draft_s, self._ended, self._began_rows = draft_s, now, began_rows
+        if reading_s:
+            self.lookahead.reading_s = reading_s  # the next trial will read about as much
+        self._sizes, self._lengths, self._draft_s, self._ended = list(sizes), list(lengths), draft_s, now

@@ -150,7 +150,6 @@ class Proposer:
             model,
             self._pair,
             vocab_size=self.vocab_size,
-            most_candidates=self.num_candidate_tokens,
             min_confidence=settings.min_confidence,
             max_cached_tokens=settings.max_cached_tokens,
         )

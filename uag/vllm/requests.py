@@ -1,7 +1,7 @@
 """Match the engine's requests with rows of the draft, and keep a round's rows in the draft's batch.
 
 The engine passes only the ids of each request. A context that begins with a row's ids belongs to that row's request.
-The rows of a round form the draft's batch. All others are parked: they keep a copy of their keys and values until their
+The rows of a round share a book (`uag.hf.cache.book`). All others are parked, each in a book of its own, until their
 request returns or the cache is full. A new row copies the prefix that it shares with another row.
 """
 
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uag.drafting import Row, RowMaker, fit_context
+from uag.drafting import Row, RowMaker, TorchPasses, fit_context
+from uag.hf.cache.book import Book
 from uag.lookahead import RowOutcome
 from uag.proposal import Proposal, num_equal
-from uag.vllm.open_draft import OpenDraft, RowCache
 
 IdArray = npt.NDArray[np.integer[Any]]
 
@@ -23,19 +23,14 @@ _MAX_NEW_IDS = 64
 """A request that grew by more ids since its last round starts over, with its text encoded as a prompt. Increase to
 re-read fewer tokens; decrease to keep fewer tokens that the draft's tokenizer would split differently."""
 
-_MIN_SHARED = 16
-"""Draft tokens that two rows must share before one copies from the other. Increase to copy less often; decrease to
-re-read fewer tokens."""
-
-_NEVER_SHARED = 8
-"""Draft tokens at the end of a prompt that are always read, because healing uses their distributions. Increase if
-healing steps back further; decrease to read less."""
+_NUM_LAST = 8
+"""Draft tokens at the end of a prompt that are read in the batch, because healing uses their distributions. All before
+them are read alone, since all other rows would be padded to their length, or copied from a row that shares them.
+Increase if healing steps back further; decrease to read less."""
 
 _TOKENS_PER_CANDIDATE = 4
 """Draft tokens that a candidate is assumed to need. Increase to stay within `max_cached_tokens` more strictly; decrease
 to draft for more rows."""
-
-_NOTHING = RowCache([], 0)
 
 
 @dataclass
@@ -76,13 +71,16 @@ class Request:
     Attributes:
         row: its state in the draft.
         ids: its target ids in its last round.
-        saved: its keys and values while it is parked.
+        book: where the keys and values of its path are: the batch, a book of its own, or another request's until the
+            next batch is made.
+        place: its row there.
         proposals: its proposals in its last round.
     """
 
     row: Row
     ids: IdArray
-    saved: RowCache = _NOTHING
+    book: Book
+    place: int
     proposals: list[Proposal] = field(default_factory=list)
 
     def is_prefix_of(self, ids: IdArray, max_new: int = _MAX_NEW_IDS) -> bool:
@@ -98,7 +96,7 @@ class RequestPool:
 
     Attributes:
         maker: creates rows.
-        model: the draft.
+        passes: of the draft.
         max_cached_tokens: slots of the draft's cache, including parked rows.
         stats: updated in place.
         active: the rows in the draft's batch, in order, by position in the engine's batch.
@@ -106,7 +104,7 @@ class RequestPool:
     """
 
     maker: RowMaker
-    model: OpenDraft
+    passes: TorchPasses
     max_cached_tokens: int
     stats: ServingStats
     active: dict[int, Request] = field(default_factory=dict)
@@ -115,7 +113,7 @@ class RequestPool:
     def clear(self) -> None:
         """Drop every row."""
         self.active, self.parked = {}, []
-        self.model.start(())
+        self.passes.start(())
 
     def find(self, contexts: dict[int, IdArray], outcomes: list[RowOutcome]) -> dict[int, Request]:
         """Return the known request of each context that continues one, by position, updated to the context's ids.
@@ -138,7 +136,7 @@ class RequestPool:
             new: list[int] = contexts[i][request.ids.size :].tolist()
             num_accepted = num_equal((proposal.target_id for proposal in request.proposals), new)
             request.row.accept(num_accepted, new)
-            fit_context(request.row, self.model.max_positions)
+            fit_context(request.row, self.passes.max_positions)
             if new:
                 outcomes.append((request.proposals, num_accepted))
                 self.stats.num_accepted_tokens += num_accepted
@@ -146,23 +144,32 @@ class RequestPool:
         return known
 
     def begin(self, ids: IdArray) -> Request:
-        """Create a request, and copy the cache of the prefix that it shares with another one."""
+        """Create a request, whose row starts with the prefix that it shares with another one."""
         row = self.maker.make(ids.tolist())
-        fit_context(row, self.model.max_positions)
-        request = Request(row, ids)
+        fit_context(row, self.passes.max_positions)
         self.stats.num_begun += 1
-        active = list(self.active.values())
-        source = max((*active, *self.parked), key=lambda other: _num_common(ids, other.ids), default=None)
+        others = (*self.active.values(), *self.parked)
+        source = max(others, key=lambda other: _num_common(ids, other.ids), default=None)
         if source is None:
-            return request
-        fed = [node.draft_id for node in source.row.path]
-        num_shared = _num_common(fed, row.queued_ids()[:-_NEVER_SHARED])
-        if num_shared >= _MIN_SHARED:
-            row.adopt(num_shared)
-            held = active.index(source) if source in active else source.saved
-            request.saved = self.model.save(held, num_shared)
-            self.stats.num_shared_tokens += num_shared
-        return request
+            return Request(row, ids, self._batch, 0)  # no token is copied from there
+        num_shared = _num_common([node.draft_id for node in source.row.path], row.queued_ids()[:-_NUM_LAST])
+        row.adopt(num_shared)
+        self.stats.num_shared_tokens += num_shared
+        return Request(row, ids, source.book, source.place)
+
+    @property
+    def _batch(self) -> Book:
+        return self.passes.books[0]
+
+    def _read(self, request: Request) -> None:
+        """Read what is queued for a row, except the last tokens, alone in a book of its own."""
+        row, num_fed = request.row, len(request.row.path)
+        num_new = len(row.queued_ids()) - _NUM_LAST
+        if num_new > _NUM_LAST:
+            request.book, request.place = request.book.select([(request.book, request.place, num_fed)]), 0
+            row.adopt(num_new)
+            with self.passes.counted(reads_prompt=True):
+                self.passes.run(request.book, {0: row.path[num_fed:]})
 
     def activate(self, requests: dict[int, Request], limits: Sequence[int]) -> dict[int, Request]:
         """Make these requests the draft's batch, dropping the longest if the cache is too small, and park all others.
@@ -179,28 +186,29 @@ class RequestPool:
             self.stats.num_left_out += 1
         self._set_batch({i: requests[i] for i in needs})
         num_free = self.max_cached_tokens - max(needs.values(), default=0) * len(needs)
-        num_parked_tokens = sum(request.saved.length for request in self.parked)
+        num_parked_tokens = sum(request.book.num_slots for request in self.parked)
         while self.parked and num_parked_tokens > num_free:
-            num_parked_tokens -= self.parked.pop(0).saved.length
+            num_parked_tokens -= self.parked.pop(0).book.num_slots
             self.stats.num_evicted += 1
         return self.active
 
     def _set_batch(self, active: dict[int, Request]) -> None:
         before, self.active = list(self.active.values()), active
-        now = list(active.values())
-        if now == before:
-            self.model.compact()
+        now, batch = list(active.values()), self._batch
+        for request in now:
+            self._read(request)
+        if now == before and all(request.book is batch for request in now):
             return
-        places = {request: place for place, request in enumerate(before)}
         leaving = [request for request in before if request not in now and request.row.path]
         for request in leaving:
-            request.saved = self.model.save(places[request], len(request.row.path))
+            request.book, request.place = batch.select([(batch, request.place, len(request.row.path))]), 0
             for node in request.row.path:
                 node.probs = None if node.probs is None else node.probs.copy()  # a view would keep the whole batch's
         self.parked = [request for request in self.parked if request not in now] + leaving
-        self.model.set_rows([(request.row, places.get(request, request.saved)) for request in now])
-        for request in now:
-            request.saved = _NOTHING
+        batch = batch.select([(request.book, request.place, len(request.row.path)) for request in now])
+        for place, request in enumerate(now):
+            request.book, request.place = batch, place
+        self.passes.rows, self.passes.books = [request.row for request in now], [batch]
 
 
 def _num_common(first: Sequence[int] | IdArray, second: Sequence[int] | IdArray) -> int:

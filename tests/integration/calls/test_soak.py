@@ -115,8 +115,8 @@ def is_idle(assistant: uag.Assistant) -> bool:
     sources = drafter, assistant._optional._lookup
     if any(getattr(source, "_rows", None) for source in sources) or assistant._lock.locked():
         return False
-    passes = drafter.model if isinstance(drafter, ModelDrafter) else None
-    return passes is None or (passes.batch.cache is None and not passes.batch.rows)
+    passes: Any = drafter.model if isinstance(drafter, ModelDrafter) else None
+    return passes is None or (not passes.books and not passes.rows)
 
 
 def num_tensors() -> int:

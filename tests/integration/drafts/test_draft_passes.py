@@ -9,8 +9,7 @@ import torch
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.rollbacks import check_rollbacks
-from uag.drafting import DraftModel
-from uag.drafting.models.static_draft import StaticDraft
+from uag.drafting import TorchPasses
 from uag.projection import DraftRow, Feed, Node, link
 
 BAD = 77
@@ -18,17 +17,20 @@ BAD = 77
 NAMES = ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2", "gemma3", "mistral"]
 
 
-def uncompiled(model: Any) -> StaticDraft:
-    draft = StaticDraft(model, is_compiled=True)
-    draft._compiled = None
+def uncompiled(model: Any) -> TorchPasses:
+    """Return passes over a static cache that run as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", lambda forward, **_: forward)
+        draft = TorchPasses(model, is_static=True, is_compiled=True)
+        draft.start([DraftRow()])
     return draft
 
 
-@covering("name, num_rows, kind", NAMES, (1, 3), (DraftModel, uncompiled))
+@covering("name, num_rows, kind", NAMES, (1, 3), (TorchPasses, uncompiled))
 def test_every_token_sees_its_ancestors_only(
-    kind: Callable[[Any], DraftModel], name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[[Any], TorchPasses], name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uag.drafting.models.static_draft._SMALLEST", 16)  # so that the cache has to grow
+    monkeypatch.setattr("uag.drafting.models.static_passes._SMALLEST", 16)  # so that the cache has to grow
     model, _ = tiny_target(name)
     draft = kind(model)
     for _ in range(2):  # the second call of a compiled draft finds the cache of the first
@@ -37,17 +39,17 @@ def test_every_token_sees_its_ancestors_only(
 
 
 def test_a_pass_beyond_the_last_position_does_not_fit() -> None:
-    draft = DraftModel(tiny_target("llama")[0])
+    draft = TorchPasses(tiny_target("llama")[0])
     draft.max_positions = 8
     nodes = link([Node(None, 20 + i, b"", 0) for i in range(9)])
     assert draft.fits(Feed(0, nodes[:8]))
     assert not draft.fits(Feed(0, nodes))
 
 
-@pytest.mark.parametrize("kind", [DraftModel, uncompiled])
+@pytest.mark.parametrize("kind", [TorchPasses, uncompiled])
 @pytest.mark.parametrize("num_rows", [1, 2])
 def test_padding_and_rejected_tokens_that_overflow_leave_other_tokens_alone(
-    kind: Callable[[Any], DraftModel], num_rows: int
+    kind: Callable[[Any], TorchPasses], num_rows: int
 ) -> None:
     """Slots behind the mask have weight 0, but 0 times NaN is NaN."""
     model, _ = tiny_target("llama")
@@ -66,7 +68,6 @@ def test_padding_and_rejected_tokens_that_overflow_leave_other_tokens_alone(
     draft.feed([feed(row, 0, *ids) for row, ids in enumerate(prompts)])
     for _ in range(3):
         draft.feed([feed(0, 5, BAD, BAD)])
-        draft.compact()
         draft.feed([feed(row, len(prompts[row]), *ids) for row, ids in enumerate(second)])
         for row in rows:
             with torch.no_grad():

@@ -14,9 +14,8 @@ from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
 from uag.distill.writing import Text
-from uag.drafting import ModelDrafter
+from uag.drafting import ModelDrafter, TorchPasses
 from uag.drafting.models.opening import open_passes
-from uag.drafting.models.stateful_draft import StatefulDraft
 from uag.lookahead import Lookahead
 
 LIMITING = {"zamba2", "nemotron_h"}
@@ -53,7 +52,7 @@ def hybrid_assistant(name: str) -> uag.Assistant:
 @pytest.mark.parametrize("name", sorted(HYBRID_DRAFTS.keys() - LIMITING))
 def test_distributions_after_rollbacks_are_those_of_the_whole_text(name: str) -> None:
     passes = open_passes(hybrid(name))
-    assert isinstance(passes, StatefulDraft)
+    assert isinstance(passes, TorchPasses)
     check_rollbacks(passes, hybrid(name), 16, 1e-4)
 
 

@@ -24,10 +24,10 @@ from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE
 from tests.support.models import tiny_draft, tiny_model, tiny_of_class
 from tests.support.tiny_classes import class_names
-from uag.drafting.models import static_draft
+from uag.drafting import TorchPasses
+from uag.drafting.models import static_passes
 from uag.drafting.models.opening import open_passes
-from uag.drafting.models.static_draft import StaticDraft
-from uag.drafting.models.torch_draft import DraftModel
+from uag.drafting.models.static_passes import StaticPasses
 from uag.errors import UnsupportedError
 from uag.hf.cache import recorded, static
 from uag.hf.devices import graphs_of
@@ -66,21 +66,20 @@ def distributions(passes: Any, num_rows: int = 1, num_rounds: int = 8, first: in
             requests.append((index, Feed(keep, link(nodes, path[keep - 1] if keep else None))))
         passes.feed(requests)
         found += [node.probs for _, request in requests for node in request.nodes if node.probs is not None]
-        passes.compact()
     passes.release()
     return torch.from_numpy(np.stack(found))
 
 
 def usual(draft: Any, num_rows: int = 1, **options: Any) -> torch.Tensor:
     """Return the distributions of a draft with a growing cache, whose passes are not recorded."""
-    return distributions(DraftModel(draft), num_rows, **options)
+    return distributions(TorchPasses(draft), num_rows, **options)
 
 
 def check(passes: Any, num_rows: int = 1, **options: Any) -> None:
     """Compare distributions with those of the usual passes; they must have been recorded."""
     torch.testing.assert_close(distributions(passes, num_rows, **options), usual(passes.model, num_rows, **options))
     assert passes.counts.fall_backs == []
-    assert not passes._recorded.is_new
+    assert not passes._static._graphs.is_new
 
 
 # With rows of different lengths, usual passes count slots, not positions, within a window.
@@ -135,16 +134,16 @@ def test_recorded_draft_is_moved() -> None:
     for device in ("cpu", DEVICE, "cpu", DEVICE):
         draft.to(device)
         torch.testing.assert_close(distributions(passes), usual(draft))
-        assert (passes._recorded is not None) == (device != "cpu")
+        assert (passes._static._graphs is not None) == (device != "cpu")
     assert passes.counts.fall_backs == []
 
 
 @ROWS
 def test_recorded_passes_while_the_cache_grows(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_draft, "_SMALLEST", 16)
+    monkeypatch.setattr(static_passes, "_SMALLEST", 16)
     passes = opened(llama())
     check(passes, num_rows, num_rounds=30)
-    assert static.capacity(passes.batch.cache) >= 64
+    assert static.capacity(passes._static.cache) >= 64
     check(passes, num_rows, first=2)  # the grown cache and its graphs are used again
 
 
@@ -178,14 +177,14 @@ def test_recorded_draft_whose_weights_change() -> None:
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.mul_(0.8)  # in place, as an optimizer does; the graphs read the new values
-    graphs = passes._recorded
+    graphs = passes._static._graphs
     check(passes)
-    assert passes._recorded is graphs
+    assert passes._static._graphs is graphs
     check(passes, num_rows=2)
     draft.to(torch.bfloat16)
     distributions(passes)
-    assert passes._recorded is not graphs
-    assert not passes._recorded.is_new
+    assert passes._static._graphs is not graphs
+    assert not passes._static._graphs.is_new
 
 
 def test_recorded_drafts_in_threads() -> None:
@@ -220,7 +219,7 @@ def test_autocast_hooks_and_wrappers_are_not_recorded() -> None:
     draft.model.layers[0].register_forward_hook(lambda *_: None)
     passes = opened(draft)
     torch.testing.assert_close(distributions(passes), usual(draft))
-    assert passes._recorded is None
+    assert passes._static._graphs is None
     assert "not recorded, because it has hooks, which a graph would not call" in passes.counts.advice
     assert passes.counts.fall_backs == []
 
@@ -239,9 +238,9 @@ def selects(tokens: torch.Tensor) -> torch.Tensor:
 
 def seed(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change the ids and positions at the start of each pass."""
-    call = StaticDraft._call_static
+    call = StaticPasses.forward
     monkeypatch.setattr(
-        StaticDraft, "_call_static", lambda self, tokens, *args, **kw: call(self, change(tokens), *args, **kw)
+        StaticPasses, "forward", lambda self, tokens, *args, **kw: call(self, change(tokens), *args, **kw)
     )
 
 
@@ -259,7 +258,7 @@ def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, mon
         torch.testing.assert_close(distributions(passes), usual(draft))
         assert len(passes.counts.fall_backs) == 1
         assert ("waits for the device" in passes.counts.fall_backs[0]) == is_found_before
-        assert passes._recorded.failure
+        assert passes._static._graphs.failure
     assert module.current_stream() == before
     draft.cpu()
     distributions(passes)
@@ -274,20 +273,26 @@ def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, mon
 
 def bake_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of slots is a number of the host, not of the device."""
-    call = StaticDraft._call_static
+    call, run = StaticPasses.forward, StaticPasses.run
+    lengths: list[int] = []
+
+    def running(self: Any, book: Any, inputs: Any, kept: int) -> Any:
+        lengths.append(book.num_slots - inputs.shape[-1])
+        return run(self, book, inputs, kept)
 
     def baked(self: Any, tokens: torch.Tensor, in_use: torch.Tensor, cache: Any, kept: int = 0) -> torch.Tensor:
         if not cache.is_initialized:
             return call(self, tokens, in_use, cache, kept)
-        lengths = [layer.cumulative_length for layer in cache.layers]
+        before = [layer.cumulative_length for layer in cache.layers]
         for layer in cache.layers:
-            layer.cumulative_length = layer.cumulative_length * 0 + self.batch.num_slots
+            layer.cumulative_length = layer.cumulative_length * 0 + lengths[-1]
         logits = call(self, tokens, in_use, cache, kept)
-        for layer, length in zip(cache.layers, lengths, strict=True):
+        for layer, length in zip(cache.layers, before, strict=True):
             layer.cumulative_length = length
         return logits
 
-    monkeypatch.setattr(StaticDraft, "_call_static", baked)
+    monkeypatch.setattr(StaticPasses, "forward", baked)
+    monkeypatch.setattr(StaticPasses, "run", running)
 
 
 def fill_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +328,7 @@ def keep_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length is not set before a replay."""
     set_length = static.set_length
-    monkeypatch.setattr(static_draft, "static", SimpleNamespace(**vars(static) | {"set_length": lambda *_: None}))
+    monkeypatch.setattr(static_passes, "static", SimpleNamespace(**vars(static) | {"set_length": lambda *_: None}))
     run = recorded.Recorded.run
 
     def running(self: Any, inputs: Any, cache: Any, length: int) -> Any:
@@ -432,11 +437,12 @@ def test_class_is_recorded_or_named(class_name: str) -> None:
         passes = opened(draft)
     except (UnsupportedError, ValueError, AttributeError, StrictDataclassError) as error:  # no small model of some
         pytest.skip(f"no draft: {error}")
-    if not isinstance(passes, StaticDraft):
+    if passes._static is None:
         pytest.skip("keeps a state")
     torch.testing.assert_close(distributions(passes, first=6), usual(draft, first=6), atol=1e-4, rtol=1e-3)
     name = next(class_name.removesuffix(ending) for ending in ENDINGS if class_name.endswith(ending))
-    is_recorded = passes._recorded is not None and not (passes._recorded.is_new or passes._recorded.failure)
+    graphs = passes._static._graphs
+    is_recorded = graphs is not None and not (graphs.is_new or graphs.failure)
     assert is_recorded == (name not in NOT_RECORDED)
     reasons = [*passes.counts.fall_backs, passes.counts.advice] if not is_recorded else [""]
     assert NOT_RECORDED.get(name, "") in reasons[0] + reasons[-1]

@@ -14,7 +14,7 @@ from tests.support.trained import prompt
 from uag.errors import LoadingError, OptionError, UnsupportedError
 from uag.proposal import Proposal
 from uag.vllm import Proposer
-from uag.vllm.open_draft import OpenDraft
+from uag.vllm.drafter import open_for_requests
 
 # ---------------------------------------------------------------------- errors at startup
 
@@ -45,7 +45,7 @@ def test_a_target_with_a_state_is_refused(is_hybrid: bool) -> None:
 )
 def test_a_draft_that_cannot_serve_requests_is_refused(class_name: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
-        OpenDraft(tiny_of_class(class_name))
+        open_for_requests(tiny_of_class(class_name), 90)
 
 
 # ---------------------------------------------------------------------- the contract
@@ -168,23 +168,23 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
     served, running = demo_proposer(), demo_engine()
     running.step(served, [0, 1])
     drafter: Any = served._drafter
-    forward, calls = drafter.model._forward, []
+    forward, calls = drafter.model._call_model, []
 
     def fails(*arguments: Any) -> Any:
         calls.append(1)
         raise error("made to fail")
 
     with caplog.at_level(logging.WARNING, logger="vllm.uag"), monkeypatch.context() as patch:
-        patch.setattr(drafter.model, "_forward", fails)
+        patch.setattr(drafter.model, "_call_model", fails)
         for _ in range(8):
             assert running.step(served, [1, 0]) == [[], []]
     assert len([record for record in caplog.records if record.name == "vllm.uag"]) == 1
     # Errors occur at steps 1 and 2, with pauses of 1 and 3 steps after them.
     assert list(served.stats.failures.values()) == [len(calls)] == [4]
-    assert drafter.model._forward == forward
+    assert drafter.model._call_model == forward
     later = [running.step(served, [0, 1]) for _ in range(8)]
     assert any(any(rows) for rows in later)
-    assert len(drafter.model.batch.rows) == 2
+    assert len(drafter.model.rows) == 2
 
 
 # ---------------------------------------------------------------------- ranks

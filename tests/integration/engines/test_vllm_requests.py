@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tests.support.engine import Engine
 from tests.support.trained import PAIRS, prompt, trained
 from uag.adapters import from_tokenizer
-from uag.lookahead import MAX_CANDIDATES
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm import Settings
@@ -52,7 +51,7 @@ def tokenizers(pair: tuple[str, str]) -> TokenizerPair:
 def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
     settings: dict[str, Any] = {"min_confidence": 0.0, "max_cached_tokens": Settings.max_cached_tokens} | options
     size, draft = trained(pair[0])[0].config.vocab_size, trained(pair[1])[0]
-    return RequestDrafter(draft, tokenizers(pair), vocab_size=size, most_candidates=MAX_CANDIDATES, **settings)
+    return RequestDrafter(draft, tokenizers(pair), vocab_size=size, **settings)
 
 
 class Checked:
@@ -120,8 +119,8 @@ def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
 @torch.inference_mode()
 def assert_true_cache(served: RequestDrafter) -> None:
     """Assert that each kept distribution equals the draft's for the row's tokens, run alone from the start."""
-    draft, paths = served.model, [row.path for row in served.model.batch.rows]
-    assert all(len(slots) >= len(path) for slots, path in zip(draft.batch.slots, paths, strict=True))
+    draft, paths = served.model, [row.path for row in served.model.rows]
+    assert all(len(slots) >= len(path) for slots, path in zip(draft.books[0].slots, paths, strict=True))
     if not any(paths):
         return
     ids = pad_sequence([torch.tensor([node.draft_id for node in path]) for path in paths], batch_first=True)
@@ -190,10 +189,10 @@ def test_the_cache_keeps_within_its_bound() -> None:
     served, rng = drafter(DEMO, max_cached_tokens=300), random.Random(1)
     while engine.unfinished():
         step(served, engine, [request for request in engine.unfinished() if rng.random() > 0.5], 3)
-        if not served.model.batch.rows:
+        if not served.model.rows:
             continue
-        parked = sum(request.saved.length for request in served.requests.parked)
-        assert max(len(row.path) for row in served.model.batch.rows) * len(served.model.batch.rows) + parked <= 300
+        parked = sum(request.book.num_slots for request in served.requests.parked)
+        assert max(len(row.path) for row in served.model.rows) * len(served.model.rows) + parked <= 300
     assert served.stats.num_left_out > 0
 
 
@@ -210,7 +209,7 @@ def test_the_draft_starts_anew_where_its_positions_end() -> None:
     engine = Engine(*texts(DEMO))
     while engine.unfinished():
         step(served, engine, engine.unfinished(), 5)
-        assert all(len(row.path) <= 96 for row in served.model.batch.rows)
+        assert all(len(row.path) <= 96 for row in served.model.rows)
         assert_true_cache(served)
     assert served.stats.num_accepted_tokens > 0
 
@@ -230,6 +229,6 @@ def test_reset_forgets_every_request() -> None:
     context = np.array(prompt("demo-target", 40))
     first = served.propose([context], [5])
     served.reset()
-    assert not served.model.batch.rows
+    assert not served.model.rows
     assert ids_of(served.propose([context], [5])[0]) == ids_of(first[0])
     assert served.stats.num_begun == 2

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from uag.lookahead import MAX_CANDIDATES
 from uag.proposal import Proposal
 from uag.vllm.pace import Pace
 
@@ -26,7 +27,7 @@ class Engine:
     ) -> None:
         self.acceptance, self.draft_s, self.token_s, self.reading_s = acceptance, draft_s, token_s, reading_s
         self.random = random.Random(5)
-        self.pace = Pace(MOST)
+        self.pace = Pace()
         self.now = 0.0
         self.num_written = self.num_drafted = 0
         self.serve(num_requests)
@@ -51,19 +52,20 @@ class Engine:
     def round(self) -> None:
         """Run one step of the engine and its call for candidates."""
         self.now += 1.0 + self.token_s * sum(map(len, self.candidates))
+        outcomes = []
         for i, candidates in enumerate(self.candidates):
             accepted = 0
             while accepted < len(candidates) and self.random.random() < self.acceptance:
                 accepted += 1
             if candidates:
-                self.pace.outcomes.append((candidates, accepted))
+                outcomes.append((candidates, accepted))
             self.sizes[i] += 1 + accepted
             self.num_written += 1 + accepted
             if self.sizes[i] > 200:
                 self.sizes[i] = 0
                 self.unread.add(i)
-        limit = self.pace.plan(self.sizes, len(self.sizes), self.now)
-        start_s, begins = self.now, False
+        limit = min(self.pace.plan(self.sizes, len(self.sizes), self.now, outcomes), MOST)
+        start_s, reading_s = self.now, 0.0
         self.candidates = [[] for _ in self.sizes]
         for i, drafted in enumerate(self.candidates):
             while len(drafted) < limit:
@@ -73,10 +75,11 @@ class Engine:
                     break
             if drafted and i in self.unread:
                 self.unread.remove(i)
-                self.now += self.reading_s
-                begins = True
+                reading_s += self.reading_s
+        draft_s = self.now - start_s
+        self.now += reading_s
         self.num_drafted += any(self.candidates)
-        self.pace.end(self.sizes, [*map(len, self.candidates)], self.now - start_s, self.now, begins)
+        self.pace.end(self.sizes, [*map(len, self.candidates)], draft_s, self.now, reading_s)
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 32])
@@ -107,61 +110,65 @@ def test_what_pays_for_few_requests_may_not_for_many() -> None:
 
 
 def test_steps_that_served_others_say_nothing_of_costs() -> None:
-    pace = Pace(MOST)
-    pace.plan([10, 10], 2, 0.0)
-    pace.end([10, 10], [0, 0], 0.0, 0.0, False)
+    pace = Pace()
+    pace.plan([10, 10], 2, 0.0, [])
+    pace.end([10, 10], [0, 0], 0.0, 0.0)
     for sizes, num in (([11], 1), ([11, 11, 3], 3), ([11, 40], 2), ([], 2), ([10, 11], 2)):
-        pace.plan(sizes, num, 5.0)
+        pace.plan(sizes, num, 5.0, [])
         assert not pace.lookahead.costs.plain
-        pace.end([10, 10], [0, 0], 0.0, 0.0, False)
-    pace.plan([11, 11], 2, 5.0)
+        pace.end([10, 10], [0, 0], 0.0, 0.0)
+    pace.plan([11, 11], 2, 5.0, [])
     assert list(pace.lookahead.costs.plain) == [5.0]
 
 
 def test_after_an_interruption_the_time_since_says_nothing() -> None:
-    pace = Pace(MOST)
-    pace.plan([10], 1, 0.0)
-    pace.end([10], [0], 0.0, 0.0, False)
+    pace = Pace()
+    pace.plan([10], 1, 0.0, [])
+    pace.end([10], [0], 0.0, 0.0)
     pace.interrupt()
     assert not pace.has_drafted
-    pace.plan([11], 1, 100.0)
+    pace.plan([11], 1, 100.0, [])
     assert not pace.lookahead.costs.plain
 
 
-def test_a_round_that_read_prompts_says_nothing_of_drafting() -> None:
-    pace = Pace(MOST)
-    assert pace.plan([9], 1, 0.0) == 0
-    pace.end([9], [0], 0.0, 0.0, False)
-    assert pace.plan([10], 1, 1.0) > 0
-    pace.end([10], [4], 9.0, 10.0, True)
+def test_a_round_that_read_prompts_says_only_what_another_trial_costs() -> None:
+    pace, outcomes = Pace(), [([Proposal(0, 0.9)] * 4, 1)]
+    assert pace.plan([9], 1, 0.0, []) == 0
+    pace.end([9], [0], 0.0, 0.0)
+    assert pace.plan([10], 1, 1.0, []) > 0
+    pace.end([10], [4], 0.4, 10.0, 8.6)
     assert pace.has_drafted
-    assert pace.plan([12], 1, 11.0) > 0  # tried again
-    assert not pace.lookahead.costs.draft.points
-    pace.end([12], [4], 0.4, 11.4, False)
-    pace.plan([14], 1, 12.4)
+    assert pace.plan([12], 1, 11.0, outcomes) > 0
     assert pace.lookahead.prices.draft_candidate_s == pytest.approx(0.1)
-    assert pace.lookahead.reading_s == pytest.approx(9.0)
+    assert pace.lookahead.reading_s == 8.6
 
 
 def test_what_was_accepted_is_learned_once() -> None:
-    pace = Pace(MOST)
-    pace.plan([10], 1, 0.0)
-    pace.end([10], [2], 0.1, 0.1, False)
-    pace.outcomes.append(([Proposal(0, 0.95), Proposal(0, 0.75)], 1))
-    pace.plan([12], 1, 1.0)
-    assert pace.outcomes == []
+    pace = Pace()
+    pace.plan([10], 1, 0.0, [])
+    pace.end([10], [2], 0.1, 0.1)
+    pace.plan([12], 1, 1.0, [([Proposal(0, 0.95), Proposal(0, 0.75)], 1)])
     learned = pace.lookahead._acceptance.mean
-    pace.end([12], [0], 0.0, 1.0, False)
-    pace.plan([13], 1, 2.0)
+    pace.end([12], [0], 0.0, 1.0)
+    pace.plan([13], 1, 2.0, [])
     assert pace.lookahead._acceptance.mean == learned < 0.7
 
 
 def test_a_draft_that_proposes_nothing_is_soon_asked_rarely() -> None:
-    pace, now, num_asked = Pace(MOST), 0.0, 0
+    pace, now, num_asked = Pace(), 0.0, 0
     for size in range(400):
         now += 1.0
-        limit = pace.plan([size], 1, now)
+        limit = pace.plan([size], 1, now, [])
         num_asked += limit > 0
         now += 0.3 * (limit > 0)
-        pace.end([size], [0], 0.3 * (limit > 0), now, False)
+        pace.end([size], [0], 0.3 * (limit > 0), now)
     assert 0 < 0.3 * num_asked < 0.02 * now
+
+
+def test_min_confidence_alone_decides_without_a_clock() -> None:
+    pace = Pace(0.5)
+    pace.plan([10], 1, 0.0, [])
+    pace.end([10], [2], 100.0, 100.0)
+    assert pace.plan([12], 1, 101.0, [([Proposal(0, 0.9)] * 2, 0)]) == MAX_CANDIDATES
+    assert pace.lookahead.go_on(0, [Proposal(0, 0.6)])
+    assert not pace.lookahead.go_on(0, [Proposal(0, 0.6), Proposal(0, 0.6)])

@@ -128,10 +128,11 @@ class CrossRow(DraftRow):
         self.barrier = 0
 
     def queued_ids(self) -> list[int]:
-        """Return the draft ids of the prompt before anything is fed."""
+        """Return the draft ids that must be fed before anything else."""
         return [node.draft_id for node in self.forced]
 
     def adopt(self, num_fed: int) -> None:
         """Mark the first `num_fed` queued tokens as fed, without distributions; at least one must stay queued."""
-        self.path, self.forced = self.forced[:num_fed], self.forced[num_fed:]
+        self.path += self.forced[:num_fed]
+        del self.forced[:num_fed]
         self.barrier = max((node.depth for node in self.path if not node.text), default=0)

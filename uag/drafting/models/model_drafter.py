@@ -83,7 +83,7 @@ class ModelDrafter(Drafter):
     Args:
         model: the draft model.
         pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
-        compile_draft: see `StaticDraft`.
+        compile_draft: see `StaticPasses`.
 
     Raises:
         UnsupportedError: the model cannot draft.
@@ -126,7 +126,6 @@ class ModelDrafter(Drafter):
             return proposals
         self._fit_contexts()
         self.model.needs_normalizer = ask.needs_normalizer
-        self.model.compact()
         steps = {}
         for index, row in enumerate(self._rows):
             scoring, goes_on = partial(ask.scoring, index), partial(ask.lookahead.go_on, index)

@@ -8,8 +8,7 @@ from transformers import AutoTokenizer
 from uag.adapters import TokenizerAdapter
 from uag.drafting.models.llama_cpp import GgufPasses
 from uag.drafting.models.passes import Passes
-from uag.drafting.models.stateful_draft import StatefulDraft
-from uag.drafting.models.static_draft import StaticDraft
+from uag.drafting.models.torch_passes import TorchPasses
 from uag.drafting.models.trials import check_draft
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
@@ -22,11 +21,10 @@ def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool =
     Raises:
         UnsupportedError: the draft cannot draft, or cannot be compiled.
     """
+    check_draft(draft)
     if not isinstance(draft, GgufDraft):
-        check_draft(draft)
-        if models.state_layers(draft) and not compile_draft:
-            return StatefulDraft(draft, num_ids)
-        return StaticDraft(draft, num_ids, is_compiled=compile_draft)
+        is_static = compile_draft or not models.state_layers(draft)
+        return TorchPasses(draft, num_ids, is_static=is_static, is_compiled=compile_draft)
     if compile_draft:
         raise UnsupportedError(
             f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "

@@ -1,16 +1,14 @@
 """The interface of draft passes, through which searches and rows use models of PyTorch and llama.cpp."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from uag.drafting.drafter import Counts
 from uag.errors import UagError
-from uag.hf.cache.rewinding import Copies
 from uag.lookahead import clock
 from uag.projection import Feed, HasPath, Node
 
@@ -21,23 +19,6 @@ further; decrease to save memory, since each is as wide as the vocabulary."""
 
 class PassError(UagError, RuntimeError):
     """A draft pass failed; the call continues without the draft."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """The rows of a draft, and which of their tokens are in its cache.
-
-    Attributes:
-        rows: the rows, in order. The cache holds the first tokens of each path: only passes extend it, after `adopt`.
-        slots: for each row, the slot of each of these tokens; their positions, if each row has slots of its own.
-        num_slots: slots in use, if the rows share one cache of transformers.
-        cache: that cache.
-    """
-
-    rows: Sequence[HasPath] = ()
-    slots: list[list[int]] = field(default_factory=list)
-    num_slots: int = 0
-    cache: Any = None
 
 
 class Passes(ABC):
@@ -54,9 +35,8 @@ class Passes(ABC):
     Attributes:
         is_encoder_decoder: whether an encoder reads the row's source.
         needs_normalizer: whether to set `log_normalizer` of nodes; set by the caller.
-        batch: the rows and their tokens in the cache.
+        rows: the rows. The cache holds the first tokens of each path: only passes extend it, after `adopt`.
         failure: why passes since the last `start` failed; empty if none did.
-        has_overflowed: whether the last pass had NaN among its logits.
     """
 
     is_encoder_decoder = False
@@ -67,13 +47,11 @@ class Passes(ABC):
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.needs_normalizer = False
-        self.batch = Batch()
+        self.rows: Sequence[HasPath] = ()
         self.failure = ""
-        self.has_overflowed = False
         self._num_ids = vocab_size if num_ids is None else num_ids
-        self._copies: Sequence[Copies[Any]] = ()  # by row, if the model has states that cannot be cut
 
-    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
+    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Drop all sequences and start with `rows`; nothing is fed yet.
 
         Encoder-decoders need `encoder_ids`, the draft ids of each row's source text.
@@ -81,19 +59,17 @@ class Passes(ABC):
         if self.failure:
             self.counts.fall_backs.remove(self.failure)
             self.failure = ""
-        self.batch = Batch(rows, [[] for _ in rows], cache=self.batch.cache)
+        self.rows = rows
+        self._begin(encoder_ids or [[]] * len(rows))
 
     def release(self) -> None:
-        """Drop all sequences and free the memory."""
-        self._drop_cache()
-        self.batch = Batch()
+        """Drop all sequences and free the memory that the next call does not need."""
+        self._free(has_failed=False)
+        self.rows = ()
 
     def fits(self, feed: Feed) -> bool:
         """Return whether a pass stays within the model's positions."""
         return max((node.depth for node in feed.nodes), default=0) < self.max_positions
-
-    def compact(self) -> None:  # noqa: B027 - most caches do not need it
-        """Close any gaps that rejected tokens left; called before a round."""
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows, with at most one request for each.
@@ -103,51 +79,59 @@ class Passes(ABC):
         Raises:
             PassError: the pass failed for any reason; nothing can be drafted before the next `start`.
         """
-        began, compiled_s = clock.now(), self.counts.compile_s
-        reads_prompt = any(not request.keep for _, request in requests)
-        rows = self.batch.rows
-        requests = [(row, self._with_missing(row, request)) for row, request in requests]
+        with self.counted(reads_prompt=any(not request.keep for _, request in requests)):
+            nodes = {row: self._missing(row, request.keep) + request.nodes for row, request in requests}
+            self._run(nodes)
         for row, request in requests:
-            del self.batch.slots[row][request.keep :]
+            self.rows[row].path[request.keep :] = request.nodes
+        if all(request.keep for _, request in requests):
+            self.counts.num_tokens += sum(map(len, nodes.values()))
+
+    @contextmanager
+    def counted(self, *, reads_prompt: bool) -> Iterator[None]:
+        """Count and time a pass; if it fails, free the cache and raise a PassError."""
+        began, compiled_s = clock.now(), self.counts.compile_s
         try:
-            self._run(requests)
+            yield
         except Exception as error:
-            self._drop_cache()
+            self._free(has_failed=True)
             cause = " ".join(str(error).split()) or type(error).__name__
             self.failure = f"the draft {self.name!r} stopped drafting: {cause}"
             self.counts.fall_backs.append(self.failure)
             raise PassError(self.failure) from error
-        for row, request in requests:
-            rows[row].path[request.keep :] = request.nodes
         seconds = clock.now() - began - (self.counts.compile_s - compiled_s)
         self.counts.num_forwards += 1
         self.counts.forward_s += seconds
-        if reads_prompt:
-            self.counts.prefill_s += seconds
-        else:
-            self.counts.num_tokens += sum(len(request.nodes) for _, request in requests)
+        self.counts.prefill_s += seconds if reads_prompt else 0.0
 
-    def _with_missing(self, row: int, request: Feed) -> Feed:
-        """Return a request that includes tokens of the row's path that the cache lacks."""
-        num_fed = len(self.batch.slots[row])
-        start = min(request.keep, num_fed)
-        if self._copies and start < num_fed:
-            start = self._copies[row].nearest(start)
-        return Feed(start, self.batch.rows[row].path[start : request.keep] + request.nodes)
+    def _missing(self, row: int, length: int) -> list[Node]:
+        """Cut a row's cache to `length` tokens, and return those at the end that it then lacks."""
+        return self.rows[row].path[self._cut(row, length) : length]
 
     @abstractmethod
-    def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Cut each row's cache to `keep` tokens, run the pass, and extend `batch.slots`."""
+    def _begin(self, encoder_ids: Sequence[Sequence[int]]) -> None:
+        """Empty the cache for `rows`."""
 
     @abstractmethod
-    def _drop_cache(self) -> None:
-        """Free the cache, and all that was computed for these rows."""
+    def _cut(self, row: int, length: int) -> int:
+        """Keep at most the first `length` tokens of a row in the cache, and return how many are kept."""
 
-    def _set_distributions(self, logits: torch.Tensor, places: Iterable[tuple[Node, int]]) -> None:
-        """Set the distributions of nodes, each with its token's index in `logits` [num_tokens, vocab_size]."""
+    @abstractmethod
+    def _run(self, nodes: Mapping[int, list[Node]]) -> None:
+        """Append tokens to rows in the cache, one or more by row, and set the distributions of each row's last ones."""
+
+    @abstractmethod
+    def _free(self, *, has_failed: bool) -> None:
+        """Free what was computed for these rows; the cache may be kept for the next call, but not after a failure."""
+
+    def _set_distributions(self, logits: torch.Tensor, places: Iterable[tuple[Node, int]]) -> bool:
+        """Set the distributions of nodes, each with its token's index in `logits` [num_tokens, vocab_size].
+
+        Returns whether any logits were NaN.
+        """
         logits = logits[:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
-        self.has_overflowed = bool(np.isnan(probs[:, 0]).any())
+        has_overflowed = bool(np.isnan(probs[:, 0]).any())
         if probs.shape[-1] < self._num_ids:
             probs = np.pad(probs, ((0, 0), (0, self._num_ids - probs.shape[-1])))
         normalizers = torch.logsumexp(logits, dim=-1).tolist() if self.needs_normalizer else None
@@ -155,10 +139,10 @@ class Passes(ABC):
             node.probs = probs[place]
             if normalizers is not None:
                 node.log_normalizer = normalizers[place]
+        return has_overflowed
 
 
-def split(request: Feed) -> list[Feed]:
-    """Split a pass before its last tokens, where the search may return to, so that states can be copied there."""
-    first = max(0, len(request.nodes) - KEPT_POSITIONS)
-    tail = Feed(request.keep + first, request.nodes[first:])
-    return [Feed(request.keep, request.nodes[:first]), tail] if first else [tail]
+def split(nodes: list[Node]) -> list[list[Node]]:
+    """Split a row's pass before its last tokens, where the search may return to, so that states can be copied there."""
+    first = max(0, len(nodes) - KEPT_POSITIONS)
+    return [nodes[:first], nodes[first:]] if first else [nodes]

@@ -77,12 +77,12 @@ class SharedRow:
         self.path.clear()
 
     def queued_ids(self) -> list[int]:
-        """Return the ids within the draft's context before anything is fed."""
-        return self.ids[self._first :]
+        """Return the ids within the draft's context that are not fed."""
+        return self.ids[self._first + len(self.path) :]
 
     def adopt(self, num_fed: int) -> None:
         """Mark the first `num_fed` queued tokens as fed, without distributions; at least one must stay queued."""
-        self.path = _nodes(self.queued_ids()[:num_fed], None)
+        self.path += _nodes(self.queued_ids()[:num_fed], self.path[-1] if self.path else None)
 
 
 def _nodes(ids: Sequence[int], parent: Node | None) -> list[Node]:

@@ -4,14 +4,16 @@ Some models cannot process text without an image or audio, and only a pass shows
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from uag.errors import UnsupportedError
+from uag.gguf import GgufDraft
 from uag.hf import models, wrapped
 from uag.hf.cache import caches
-from uag.hf.cache.rewinding import RewindableCache
+from uag.hf.cache.book import Book
 from uag.hf.inspection import in_evaluation
 from uag.hf.once import once
 
@@ -22,14 +24,15 @@ the state."""
 
 
 def check_draft(model: Any) -> None:
-    """Refuse a model that cannot draft.
+    """Refuse a model, or a GGUF file, that cannot draft.
 
     Raises:
         UnsupportedError: it has no LM head, takes no cache, has a cache or states that cannot be rewound, is split over
             ranks, or requires inputs other than text.
     """
-    reason = next(filter(None, _refusals(model)), "")
-    if reason:
+    if isinstance(model, GgufDraft):
+        model.check()
+    elif reason := next(filter(None, _refusals(model)), ""):
         raise UnsupportedError(f"The draft {model.__class__.__name__!r} {reason}.")
 
 
@@ -88,16 +91,21 @@ def _states(model: Any) -> tuple[str, bool]:
 
 def _follow_states(model: Any) -> tuple[str, bool]:
     prefix, ids, others = (models.ordinary_ids(model, 3, part) for part in (2, 3, 4))
-    row, length = RewindableCache(model), len(prefix)
-    _logits(model, prefix, 0, row.cache)
+    book = Book(partial(caches.cache_with_states, model), has_states=True)
+
+    def run(part: Sequence[int]) -> torch.Tensor:
+        start = len(book.slots[0])
+        book.append({0: len(part)})
+        logits: torch.Tensor = _logits(model, part, start, book.cache)
+        return logits[0, -1].float()
 
     def last(parts: Sequence[Sequence[int]]) -> torch.Tensor:
-        row.cut(length)
-        row.save(length)
-        for place, part in enumerate(parts):
-            logits: torch.Tensor = _logits(model, part, length + place, row.cache)[0, -1].float()
-        return logits
+        book.cut(0, len(prefix))
+        book.tidy()
+        book.save()
+        return [run(part) for part in parts][-1]
 
+    run(prefix)
     expected, other = last([[i] for i in ids]), last([[i] for i in [*others[:-1], ids[-1]]])
     again, block = last([[i] for i in ids]), last([ids])
     most = _MAX_DIFFERENCE * (other - expected).abs().max()

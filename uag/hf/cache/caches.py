@@ -65,6 +65,17 @@ def dynamic_cache(*, is_encoder_decoder: bool = False) -> Any:
     return EncoderDecoderCache(cache, DynamicCache()) if is_encoder_decoder else cache
 
 
+def cache_with_states(model: Any) -> Any:
+    """Return a model's default cache with attention layers that keep every position and grow in place."""
+    cache = default_cache(model)
+    for index, layer in enumerate(cache.layers):
+        if is_sliding(layer) and has_state(layer):
+            cache.layers[index] = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+        elif is_sliding(layer) or type(layer) is DynamicLayer:
+            cache.layers[index] = BufferedLayer()
+    return cache
+
+
 def refusal(cache: Any) -> str:
     """Return why a cache cannot be rolled back before a rejected candidate, or an empty string."""
     if cache is None:
@@ -178,7 +189,8 @@ _SPARE_SLOTS = 16
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
     """Select slots of each layer: `index` [rows, num_kept] int64 is the old slot of each kept one.
 
-    Copies whole slots at once, whereas `gather` would index every element separately.
+    Copies whole slots at once, whereas `gather` would index every element separately. A static layer keeps its tensors,
+    and its other slots keep their content.
     """
     spare = index.new_zeros((index.shape[0], _SPARE_SLOTS))  # overwritten later
     with_spare = torch.cat([index, spare], dim=1)
@@ -195,6 +207,9 @@ def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
     for layer in layers:
         if isinstance(layer, BufferedLayer):
             layer.hold(taken(layer.keys, with_spare), taken(layer.values, with_spare), index.shape[1])
+        elif isinstance(layer, StaticLayer):
+            for tensor in (layer.keys, layer.values):
+                tensor[:, :, : index.shape[1]] = taken(tensor, index)
         else:
             layer.keys, layer.values = taken(layer.keys, index), taken(layer.values, index)
 
@@ -216,6 +231,11 @@ def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
 
 
 def cut_slots(cache: Any, first: int, end: int | None = None) -> None:
-    """Keep the slots from `first` up to `end` (exclusive), or to the last slot if it is None."""
+    """Keep the slots from `first` up to `end` (exclusive), or to the last slot if it is None.
+
+    Static layers keep theirs: the mask hides them, and the next pass overwrites them.
+    """
     for layer in self_attention_layers(cache):
+        if isinstance(layer, StaticLayer):
+            continue
         layer.keys, layer.values = layer.keys[:, :, first:end], layer.values[:, :, first:end]

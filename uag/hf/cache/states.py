@@ -5,7 +5,7 @@ cannot be cropped, so it is restored from an earlier copy. Copies are small (the
 tokens after a copy are recomputed together with the next candidates.
 """
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from transformers.cache_utils import (
     DynamicLayer,
@@ -56,14 +56,38 @@ class States:
         ]
 
     def put_back(self) -> None:
-        """Restore the states by exchanging tensors with the layers; `refresh` must precede another call."""
+        """Restore the states, once: the layers take over the copied tensors."""
         for current, copied in self._copies:
-            for index in copied:
-                current[index], copied[index] = copied[index], current[index]
+            current.update(copied)
 
-    def refresh(self) -> None:
-        """Copy the layers' current states into the existing tensors."""
-        for current, copied in self._copies:
-            for index, state in copied.items():
-                if state is not None:
-                    state.copy_(current[index])
+
+MAX_COPIES = 16
+"""Maximum copies of states per row. Increase to run fewer tokens again after a rollback; decrease to save memory."""
+
+Copy = TypeVar("Copy")
+
+
+class Copies(Generic[Copy]):
+    """At most `max_copies` (3 or more) copies of a row's states. The older the copies, the wider apart.
+
+    Attributes:
+        by_length: the copies by number of tokens, ascending.
+    """
+
+    def __init__(self, max_copies: int = MAX_COPIES) -> None:
+        self.by_length: dict[int, Copy] = {}
+        self._max_copies = max_copies
+
+    def nearest(self, length: int) -> int:
+        """Return the largest copied length up to `length`; 0 if there is none, since an empty cache has no states."""
+        return max(known for known in (0, *self.by_length) if known <= length)
+
+    def drop(self, first: int) -> list[Copy]:
+        """Drop the copies of `first` tokens and more, and return them."""
+        return [self.by_length.pop(known) for known in list(self.by_length) if known >= first]
+
+    def thin_out(self) -> list[Copy]:
+        """Drop every second copy of the older half if there is no space for another one, and return them."""
+        is_full = len(self.by_length) == self._max_copies
+        older = list(self.by_length)[1 : -(self._max_copies // 2) : 2] if is_full else []
+        return [self.by_length.pop(known) for known in older]

@@ -49,19 +49,6 @@ def wipe(cache: Any, first: int) -> None:
             layer.values[:, :, first:] = 0
 
 
-def move_slots(cache: Any, index: torch.Tensor) -> None:
-    """Move each row's slots `index` [rows, num_kept] int64 to the front, within the same tensors."""
-    for layer in cache.layers:
-        for tensor in (layer.keys, layer.values):
-            slots = index[:, None, :, None].to(tensor.device)
-            tensor[:, :, : index.shape[1]] = tensor.take_along_dim(slots, dim=2)
-
-
-def has_windows(cache: Any) -> bool:
-    """Whether any layer of a cache is static and keeps only a window."""
-    return any(type(layer) is StaticSlidingWindowLayer for layer in getattr(cache, "layers", ()))
-
-
 def capacity(cache: Any) -> int:
     """Return the number of slots of the layers that keep every position."""
     return min((layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer), default=2**62)

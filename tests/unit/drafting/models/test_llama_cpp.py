@@ -14,7 +14,7 @@ import torch
 from tests.support.gguf_files import write_llama
 from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
-from uag.drafting import DraftModel, Passes
+from uag.drafting import Passes, TorchPasses
 from uag.drafting.models.llama_cpp import GgufPasses
 from uag.drafting.models.passes import PassError
 from uag.gguf import GgufDraft
@@ -73,7 +73,7 @@ def check(nodes: Sequence[Node]) -> None:
 
 
 def test_distributions_equal_those_of_the_same_weights(path: Path) -> None:
-    passes, theirs = GgufPasses(GgufDraft(path, threads=1)), DraftModel(model())
+    passes, theirs = GgufPasses(GgufDraft(path, threads=1)), TorchPasses(model())
     assert (passes.vocab_size, passes.max_positions) == (theirs.vocab_size, theirs.max_positions)
     assert 0 < passes.counts.num_bytes <= theirs.counts.num_bytes
     for each in (passes, theirs):
@@ -110,7 +110,6 @@ def test_rows_are_apart_and_share_what_they_begin_with(path: Path) -> None:
     passes.feed([(1, Feed(20, chain([8], rows[1].path[19])))])
     passes.feed([(0, Feed(32, chain([8], rows[0].path[31]))), (2, Feed(39, chain([4, 4], rows[2].path[38])))])
     check([row.path[-1] for row in rows])
-    passes.compact()
 
 
 def test_ids_that_the_head_lacks_and_ids_that_it_has_beyond(path: Path) -> None:
