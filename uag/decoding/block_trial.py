@@ -14,11 +14,11 @@ import random
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import StaticCache, StoppingCriteriaList
 
 from uag.decoding.call import Call, Candidates, Outcome
@@ -27,7 +27,7 @@ from uag.decoding.target import Limits, Target
 from uag.hf import foreign_code, models
 from uag.hf.cache import caches, static
 from uag.hf.inspection import is_training, modules
-from uag.hf.once import DrawsError, once
+from uag.hf.once import DrawsError, noting, once
 from uag.products import OwnKernels
 from uag.proposal import Proposal
 from uag.stats import Stats
@@ -101,7 +101,7 @@ def _key(model: Any) -> Any:
 
 def _try(call: Call, is_ragged: bool) -> Trial:
     kernels, everywhere, dependence = call.kernels, False, call.kernels.why_none
-    before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002 - only read; layers may be dropped by them
+    before = _states()
     try:
         logits, operations = _run(call, kernels)
         if kernels and operations:
@@ -111,17 +111,24 @@ def _try(call: Call, is_ragged: bool) -> Trial:
             kernels, dependence = OwnKernels(), "computes other logits than uag's kernels"
             logits, _ = _run(call, kernels)
         if kernels:
-            # Where rows advance independently, the second row is also computed without its padding.
-            alone = _run(call, kernels, num_rows=1)[0] if is_ragged and not operations else []
+            # Where rows advance independently, the second row is also computed without its padding. Its widest and its
+            # narrowest block are enough, because the padded blocks of the other widths are compared with these two.
+            alone = _run(call, kernels, 1, (_WIDTHS[0], _WIDTHS[-1]))[0] if is_ragged and not operations else []
             dependence = _dependence([logits, alone], operations)
         refusal = _refusal(call, logits)
     except DrawsError:
         refusal = "draws random numbers in its passes"
     if is_training(call.model):
-        if (random.getstate(), repr(np.random.get_state())) != before:  # noqa: NPY002
+        if _states() != before:
             refusal = "draws random numbers in its passes"
         refusal = refusal and f"{refusal} in training mode (call model.eval() first)"
     return Trial(refusal, dependence, bool(kernels), everywhere)
+
+
+def _states() -> tuple[Any, ...]:
+    """Return the states of the generators of Python and NumPy, by which layers may be dropped in training mode."""
+    state: Any = np.random.get_state()  # noqa: NPY002 - only read
+    return random.getstate(), state[1].tobytes(), state[2:]
 
 
 def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
@@ -178,30 +185,35 @@ def _dependence(trials: Sequence[Sequence[torch.Tensor]], operations: set[str]) 
     return ""
 
 
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what PyTorch computes in this thread that may round by shape, with the shapes.
+_SUMS = "softmax", "logsumexp"
+_NAMES = ("mm", "conv", "attention", "mv", "dot", "linear", "sigmoid", "silu", "gelu", "softplus", *_SUMS)
 
-    These are products, except over one input, such as that of rotary positions, which have nothing to sum; and
-    functions of single values whose last ones, of each thread's share, PyTorch computes by other code.
+
+@cache
+def _may_round_by_shape(operation: Any) -> bool:
+    """Return whether PyTorch may round an operation by its inputs' shapes.
+
+    These are products, and functions of single values whose last ones, of each thread's share, PyTorch computes by
+    other code. Operations of other packages are unknown.
     """
+    name = operation.name()
+    return any(part in name for part in _NAMES) or not name.startswith(("aten::", "prim"))
 
-    supports_higher_order_operators = True  # flex attention
-    is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
-    _SUMS = "softmax", "logsumexp"
-    _NAMES = "mm", "conv", "attention", "mv", "dot", "linear", "sigmoid", "silu", "gelu", "softplus", *_SUMS
+
+class _Products:
+    """Notes operations that may round by shape, with the shapes."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name()
-        if any(part in name for part in self._NAMES) or not name.startswith(("aten::", "prim")):
-            first = -1 if any(part in name for part in self._SUMS) else 0  # only the length of the sums matters
-            shapes = tuple(arg.shape[first:] for arg in args if isinstance(arg, torch.Tensor))
-            if not (name == "aten::bmm" and shapes[0][-1] == 1):
-                self.seen.add((name, shapes))
-        return func(*args, **(kwargs or {}))
+    def note(self, operation: Any, args: tuple[Any, ...]) -> None:
+        if not _may_round_by_shape(operation):
+            return
+        name = operation.name()
+        first = -1 if any(part in name for part in _SUMS) else 0  # only the length of the sums matters
+        shapes = tuple(arg.shape[first:] for arg in args if isinstance(arg, torch.Tensor))
+        if not (name == "aten::bmm" and shapes[0][-1] == 1):  # such as rotary positions: there is nothing to sum
+            self.seen.add((name, shapes))
 
 
 def _num_rows(call: Call) -> int:
@@ -211,7 +223,7 @@ def _num_rows(call: Call) -> int:
 
 
 def _run(
-    call: Call, kernels: OwnKernels, *, num_rows: int | None = None, widths: Sequence[int] = _WIDTHS
+    call: Call, kernels: OwnKernels, num_rows: int | None = None, widths: Sequence[int] = _WIDTHS
 ) -> tuple[list[torch.Tensor], set[str]]:
     """Run the passes of a trial.
 
@@ -236,7 +248,7 @@ def _run(
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             products = _Products()
-            with products if kernels else nullcontext():
+            with noting(products.note) if kernels and width in (widths[0], widths[-1]) else nullcontext():
                 found.append(synthetic.verify([block] * num_rows))
             seen.append(products.seen)
     return found, {name for name, _ in seen[0] - seen[-1]}

@@ -103,3 +103,24 @@ def test_attention_weights_are_returned_as_in_plain_decoding(taken: list[int]) -
     assert not taken
     for one, other in zip(found.attentions, plain.attentions, strict=True):
         assert all(map(torch.equal, one, other))
+
+
+def _by_width(x: torch.Tensor) -> Any:
+    """Differ for two rows of four tokens, which the trial computes once."""
+    return 1.0 + 1e-6 * (x.shape[:-1] == (2, 4))
+
+
+def _by_padding(x: torch.Tensor) -> Any:
+    """Differ for the single token of one row, which the trial computes once: that of the row without its padding."""
+    return 1.0 + 1e-6 * (x.shape[:-1] == (1, 1))
+
+
+@pytest.mark.parametrize(("fault", "place"), [(_by_width, "0 of a block of 4"), (_by_padding, "0 of a block of 1")])
+def test_the_trial_finds_kernels_that_round_by_width_or_by_padding(
+    fault: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = kernel.linear
+    monkeypatch.setattr(kernel, "linear", lambda x, weight, bias: linear(x, weight, bias) * fault(x))
+    assistant = uag.Assistant(None)
+    assistant.generate(model("llama"), **left_padded(PROMPTS[:2]), max_new_tokens=1)
+    assert f"computes a token differently in place {place} tokens" in assistant.stats.draft_dependence
