@@ -10,6 +10,7 @@ The trial does not switch the target to evaluation mode. In training mode, a tar
 refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
 """
 
+import copy
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -244,7 +245,7 @@ def _run(
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
         config = call.model.config.get_text_config(decoder=True)
         cache = StaticCache(config=config, max_cache_len=_NUM_SLOTS) if _is_static(call) else None
-        synthetic = SyntheticPasses(call, prompt, kernels, cache, mask)
+        synthetic = SyntheticPasses(_uncompiled(call), prompt, kernels, cache, mask)
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             products = _Products()
@@ -252,6 +253,13 @@ def _run(
                 found.append(synthetic.verify([block] * num_rows))
             seen.append(products.seen)
     return found, {name for name, _ in seen[0] - seen[-1]}
+
+
+def _uncompiled(call: Call) -> Call:
+    """Return a call that `generate` would not compile: the trial's shapes are not those of the call's own graphs."""
+    config = copy.copy(call.generation_config)
+    config.disable_compile = True
+    return replace(call, generation_config=config)
 
 
 class SyntheticPasses:
