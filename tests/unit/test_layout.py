@@ -1,6 +1,7 @@
 """The architecture: imports are one-way, and only `hf` uses transformers' internals."""
 
 import ast
+import re
 import runpy
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -141,6 +142,15 @@ def test_the_tree_in_how_it_works_is_the_code() -> None:
     (listed,) = written_by["BLOCK"].findall(written_by["PAGE"].read_text(encoding="utf-8"))
     assert listed == written_by["tree"](), "run: python docs/tree.py"
     assert len(listed.splitlines()) == len(FILES)
+
+
+def test_the_steps_of_a_round_in_how_it_works_name_methods_that_exist() -> None:
+    page = (ROOT.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    steps = re.findall(r"`(\w+)\.(\w+)` in\s+\[uag/([\w/.]+)\]", page)
+    assert len(steps) >= 11
+    for name, method, path in steps:
+        (found,) = [node for node in FILES[Path(path)].body if isinstance(node, ast.ClassDef) and node.name == name]
+        assert method in {node.name for node in found.body if isinstance(node, ast.FunctionDef)}, (name, method)
 
 
 def test_no_two_public_classes_share_a_name() -> None:
