@@ -40,11 +40,11 @@ class TokenizerAdapter(ABC):
     `_encode` (the ids of bytes) or `_encode_text` (the ids of whole characters). Everything else is derived from these.
 
     Attributes:
-        tokenizer: The tokenizer, which is never modified.
-        controls: Its control tokens and their roles.
-        start_prefix: The dummy prefix of a text, b" " or b"".
-        control_prefix: The dummy prefix of text that follows a control token, b" " or b"".
-        prefix_is_doubled: Whether a text that begins with a space gets the prefix, too.
+        tokenizer: the tokenizer, which is never modified.
+        controls: its control tokens and their roles.
+        start_prefix: the dummy prefix of a text, b" " or b"".
+        control_prefix: the dummy prefix of text that follows a control token, b" " or b"".
+        prefix_is_doubled: whether a text that begins with a space gets the prefix, too.
     """
 
     family: ClassVar[str]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uag.adapters.base import TokenizerAdapter
 
-# Many vocabularies hold control tokens that were never flagged as special (Whisper's timestamps, DeepSeek's turns).
 _CONTROL_SHAPE = re.compile(
     r"<\|[^<>|\s]+\|>|<｜[^<>｜]+｜>|</?s>|<(unk|pad|bos|eos|mask|cls|sep)>|\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS)\]"
     r"|<(start|end)_of_(turn|image)>|\[/?INST\]",
 )
+"""Names of control tokens, which many vocabularies do not flag as special (Whisper's timestamps, DeepSeek's turns)."""
 
-# Common names for each meaning. The first one that the destination tokenizer has is used.
 _START_OF_TEXT = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[BOS]")
 _END_OF_TEXT = (
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|eos|>", "[EOS]",
@@ -32,6 +31,8 @@ _ROLES = {
     "user": ("<|user|>", "<|User|>", "<｜User｜>", "[INST]"),
     "assistant": ("<|assistant|>", "<|Assistant|>", "<｜Assistant｜>", "[/INST]"),
 }
+"""Common names for each meaning, here and above. The first one that the destination tokenizer has is used."""
+
 _MARKERS = frozenset(
     (*_START_OF_TEXT, *_END_OF_TEXT, *_END_OF_TURN, *_START_OF_TURN, *_END_OF_HEADER, *sum(_ROLES.values(), ()))
 )
@@ -47,12 +48,12 @@ class ControlRoles:
     """The control tokens of one tokenizer.
 
     Attributes:
-        bos_id: Begin of text, or None.
-        eos_id: End of text or turn, or None.
-        pad_id: Padding, or None.
-        unk_id: Unknown text, or None.
-        control_ids: All ids that represent no text.
-        content: Their strings.
+        bos_id: begin of text, or None.
+        eos_id: end of text or turn, or None.
+        pad_id: padding, or None.
+        unk_id: unknown text, or None.
+        control_ids: all ids that represent no text.
+        content: their strings.
     """
 
     bos_id: int | None

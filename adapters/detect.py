@@ -9,8 +9,8 @@ from typing import Any
 from uag.adapters.base import TokenizerAdapter
 from uag.errors import TokenizerError
 
-# The entry-point group in which other packages register adapters.
 GROUP = "uag.tokenizer_adapters"
+"""The entry-point group in which other packages register adapters."""
 
 BUILT_IN: Mapping[str, str] = {
     "byte": "uag.adapters.byte:ByteAdapter",
@@ -23,15 +23,15 @@ BUILT_IN: Mapping[str, str] = {
 
 _REQUIRED = ("encode", "added_tokens_decoder", "all_special_ids", "__len__")
 
-# Values are weak: an adapter refers to its tokenizer, so with weak keys neither would ever be freed.
 _adapters: weakref.WeakValueDictionary[int, TokenizerAdapter] = weakref.WeakValueDictionary()
+"""By the tokenizer's `id`. An adapter refers to its tokenizer, so with weak keys neither would ever be freed."""
 
 
 def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     """Return the adapter of a tokenizer; the same object while it is in use and the tokenizer does not change.
 
     Raises:
-        TokenizerError: This is not a tokenizer, or an installed adapter is broken.
+        TokenizerError: this is not a tokenizer, or an installed adapter is broken.
     """
     adapter = _adapters.get(id(tokenizer))
     if adapter is not None and adapter.tokenizer is tokenizer and adapter.state == _state(tokenizer):

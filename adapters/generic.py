@@ -11,9 +11,10 @@ from typing import Any
 
 from uag.adapters.base import TEXT_BYTES, TokenizerAdapter
 
-# Texts that precede a continuation, tried until the ids decode to the same bytes. Each additional anchor suits more
-# tokenizers, and costs one more call when none works.
 _ANCHORS = ("a", "\n", ".", "一")
+"""Texts that precede a continuation, tried until the ids decode to the same bytes. Each additional anchor suits more
+tokenizers, and costs one more call when none works."""
+
 _REQUIRED = ("decode", "get_vocab", "convert_ids_to_tokens")
 _REPLACEMENT = "\ufffd"
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")

@@ -6,9 +6,12 @@ from typing import Any
 
 from uag.adapters.generic import GenericAdapter
 
-# Long texts are encoded in parts, cut before a space if there is one. For many models llama.cpp matches words by
-# `std::regex`, which recurses for each character: 2,000 spaces in a row overflow a 512 KB stack and crash the process.
 _PART = re.compile(r".{1,512}\Z|.{,511}\S(?= )|.{1,512}", re.DOTALL)
+"""The parts in which long texts are encoded, cut before a space if there is one.
+
+For many models llama.cpp matches words by `std::regex`, which recurses for each character: 2,000 spaces in a row
+overflow a stack of 512 KB and crash the process.
+"""
 
 
 class LlamaCppAdapter(GenericAdapter):

@@ -81,14 +81,14 @@ def _record(pair: Pair, temperature: float, arguments: argparse.Namespace) -> co
     call = Call(recording, [pair.target_tokenizer, pair.draft_tokenizer], pair.draft)
     recording["passes"] = []
     passes = call.assistant._drafter.model
-    forward = passes._forward
+    call_model = passes._call_model
 
-    def recorded(requests: Any, inputs: Any, kept: int) -> torch.Tensor:
-        logits = forward(requests, inputs, kept)[:, -kept:]
-        recording["passes"].append((inputs[0].tolist(), logits.clone()))
+    def recorded(ids: Any, positions: Any, mask: Any, kept: int, cache: Any) -> torch.Tensor:
+        logits = call_model(ids, positions, mask, kept, cache)[:, -kept:]
+        recording["passes"].append((ids.tolist(), logits.clone()))
         return logits
 
-    with patch.object(passes, "_forward", recorded):
+    with patch.object(passes, "_call_model", recorded):
         call.run()
     return recording
 

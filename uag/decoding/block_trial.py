@@ -25,7 +25,7 @@ from transformers import StaticCache, StoppingCriteriaList
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
-from uag.hf import foreign_code, models
+from uag.hf import blocks, foreign_code, models
 from uag.hf.cache import caches, static
 from uag.hf.inspection import is_training, modules
 from uag.hf.once import DrawsError, noting, once
@@ -134,7 +134,7 @@ def _states() -> tuple[Any, ...]:
 
 def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
     """Return how a token in a block differs from the same token alone, by more than rounding."""
-    if not (_is_full_precision(call) or foreign_code.of_others(call.model)) and models.has_experts(call.model):
+    if not (_is_full_precision(call) or foreign_code.of_others(call.model)) and blocks.has_experts(call.model):
         return ""  # rounding may send a token to other experts, which looks like an error
     alone = logits[-1][:, 0]
     in_blocks = [of_pass[:, place] for place, of_pass in enumerate(reversed(logits)) if place < of_pass.shape[1]]

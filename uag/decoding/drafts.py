@@ -10,7 +10,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.drafting import Ask, Drafter
-from uag.hf import models
+from uag.hf import blocks
 from uag.hf.weights import num_bytes
 from uag.lookahead import Lookahead, Round, clock
 from uag.projection import Scoring
@@ -34,7 +34,7 @@ class Drafts:
     def __post_init__(self) -> None:
         self._start_time = time.perf_counter()
         self._rules = DraftRules(self.call.logits_processor)
-        self._uncounted_id = models.uncounted_id(self.call.model)
+        self._uncounted_id = blocks.uncounted_id(self.call.model)
         self._all_rows = list(range(self.rows.batch_size))
         self._draft_s = self._prefill_s = 0.0
         self._before = replace(self.drafter.counts)

@@ -19,7 +19,7 @@ from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.decoding.verdict import Verdict, examine
 from uag.errors import UnsupportedError
-from uag.hf import models, passes, positions, weights
+from uag.hf import blocks, models, passes, positions, weights
 from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.once import once
@@ -115,7 +115,7 @@ def _refusals(call: Call) -> Iterator[str]:
         yield "the caller passed a cache, which may have another length"
     layers = models.default_cache_refusals(model) or models.layers_other_than(_WITH_KEYS, model)
     yield layers and f"the target's cache has layers without a fixed length ({layers})"
-    if models.has_experts(model):  # the trial finds their differences in float32, but in bfloat16 not always
+    if blocks.has_experts(model):  # the trial finds their differences in float32, but in bfloat16 not always
         yield "the target has experts, and how many tokens each gets depends on the other tokens"
     if (attention := models.attention_of(model)) not in _SAME_FOR_ALL_LENGTHS:
         yield f"attn_implementation={attention!r} may choose its kernel by the length of the text"

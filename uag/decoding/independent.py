@@ -97,7 +97,8 @@ class Ragged:
         # The prompt's length comes from the positions, because a prompt of embeddings has no ids.
         positions, mask = kwargs.pop("position_ids"), kwargs.pop("attention_mask", None)
         self._rows = list(range(positions.shape[0]))
-        # For each row, the slots before its first token, and that token's position; then the slots of all rows.
+        # For each row, the slots before its first token, and that token's position, which is not 0 behind tokens that
+        # the caller's cache holds: a token in slot i has the position i - pad + first. Then the slots of all rows.
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
         starts = (positions[:, -1] - (positions.shape[1] - 1)).tolist()
         self._firsts = [start + pad for start, pad in zip(starts, self._pads, strict=True)]

@@ -12,7 +12,7 @@ import torch
 
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
-from uag.hf import models, passes
+from uag.hf import blocks, models, passes
 from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import synchronize
@@ -53,8 +53,8 @@ class Limits:
         self.last_position = self._max_slots - 1
         cache = caches.cache_in(call.model_kwargs)
         self.is_static = static.is_static(cache)
-        most = models.most_tokens(call.model)
-        copied = models.most_copied(call.model)
+        most = blocks.most_tokens(call.model)
+        copied = blocks.most_copied(call.model)
         widths = most, copied and max(copied // call.input_ids.shape[0], 1), self.is_static and static.max_width(cache)
         self._max_width = min(width or 1 << 30 for width in widths)
         if self.is_static:
@@ -97,7 +97,7 @@ class Limits:
 
 
 class Target:
-    """Runs the target for one call, takes over the call's `model_kwargs`, and counts the passes in `stats`.
+    """Runs the target for one call, and counts the passes in `stats`.
 
     Attributes:
         kwargs: keyword arguments of the next pass.
@@ -114,7 +114,7 @@ class Target:
         self._recorded = recorded
         self.kernels = kernels
         self.config = call.generation_config
-        self.kwargs = call.model_kwargs
+        self.kwargs = dict(call.model_kwargs)  # advanced by every pass; the call's own stay as they are
         self.stats = stats
         self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
         self.limits = limits
@@ -170,6 +170,8 @@ class Target:
             self._windows = static.copy_windows(self.cache, width)
         ids = rows.buffer[:, : rows.length(0) + num_new]
         start_time = clock.now()
+        # Where states were put back, the accepted tokens that they do not contain come first in the pass again. Their
+        # logits are known, so `run` returns those of the last known token and the candidates alone.
         kwargs = passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder)
         if self.limits.fixed_width is not None:
             passes.limit_positions(kwargs, width, self.limits.last_position)

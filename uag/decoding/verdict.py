@@ -14,7 +14,7 @@ from typing import Any
 from uag.decoding import block_trial
 from uag.decoding.call import Call
 from uag.decoding.target import Limits
-from uag.hf import foreign_code, models, passes, positions, weights, wrapped
+from uag.hf import blocks, foreign_code, models, passes, positions, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import default_generator
@@ -78,7 +78,7 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield "with synced_gpus all ranks must run the same passes" if call.is_synced else ""
     if models.is_pipelined(model):
         yield "pipeline-parallel ranks without the first layer cannot verify candidates"
-    one_token = models.candidates_refusal(model) or limits.plain_reason()
+    one_token = blocks.candidates_refusal(model) or limits.plain_reason()
     yield one_token and f"the target {one_token}"
     media = next((name for name in passes.IN_EVERY_PASS if facts.kwargs.get(name) is not None), "")
     yield media and f"the target takes {media!r} in every pass"

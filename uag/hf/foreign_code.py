@@ -54,7 +54,7 @@ or notebook puts into a model may be a steering vector or a recorder.
 def changes(model: Any) -> str:
     """Return a description of code in a model's passes that no trial can test, or an empty string.
 
-    Detects per-module and global hooks, replaced forwards, parametrizations, and active function and dispatch modes.
+    Detects per-module and global hooks, replaced forwards, and active function and dispatch modes.
     Code from torch, transformers, accelerate, PEFT and uag is ignored. So are classes of other packages and forwards
     that installed packages replaced, which `of_others` finds.
     """
@@ -90,12 +90,9 @@ def cache_change(cache: Any) -> str:
     """Return a description of foreign code in a cache, or an empty string for None and transformers' own caches."""
     caches = [] if cache is None else [cache, *(part for part in vars(cache).values() if isinstance(part, Cache))]
     for part in (*caches, *(layer for inner in caches for layer in getattr(inner, "layers", ()))):
-        kind = type(part)
-        if _root(kind.__module__) not in _TRUSTED:
-            return f"the class {kind.__name__} of the cache"
-        for name, value in [("update", getattr(kind, "update", None)), *vars(part).items()]:
-            if callable(value) and not isinstance(value, type) and not _is_trusted(value):
-                return f"{kind.__name__}.{name} of the cache"
+        update = getattr(part, "update", None)
+        if _root(type(part).__module__) not in _TRUSTED or (update is not None and not _is_trusted(update)):
+            return f"{type(part).__name__} of the cache"
     return ""
 
 
@@ -115,17 +112,13 @@ def _global_hooks() -> str:
 
 
 def _around(module: Any) -> str:
-    """Describe a hook or a parametrization of a module, or return an empty string."""
+    """Describe a hook of a module, or return an empty string."""
     known, name = vars(module), type(module).__name__
     for hook in (*known["_forward_hooks"].values(), *known["_forward_pre_hooks"].values()):
         if not _is_trusted(hook):
             return f"a forward hook on {name}"
     if "_hf_hook" in known and not _is_trusted(known["_hf_hook"]):
         return f"_hf_hook of {name}"
-    if "parametrizations" in known["_modules"]:
-        parts = (part for parts in module.parametrizations.values() for part in parts)
-        if not all(_root(type(part).__module__) in _TRUSTED for part in parts):
-            return f"a parametrization of {name}"
     return ""
 
 

@@ -10,14 +10,11 @@ _NEGLIGIBLE = 1e-5
 """Values below this share of the largest are not ranked. Decrease to find rarer tokens; increase to rank fewer."""
 
 _FAINT = 1e-9
-"""`_NEGLIGIBLE` where noise may lift a value above larger ones."""
+"""`_NEGLIGIBLE` where options may ban larger values."""
 
-_SPARE = 1e-5
-"""Relative difference between powers of the same noise in single and double precision."""
-
-_WEIGHED_FIRST = 256
-"""Number of most probable tokens that are weighted first, to bound the score that others must reach. Increase for a
-tighter bound; decrease to weight fewer."""
+_NUM_WEIGHED = 1024
+"""Number of most probable draft tokens among which noise selects. Increase to find rarer tokens at high temperatures
+without top-k and top-p; decrease to encode fewer."""
 
 _SHORTLIST = 128
 """Number of ids that are scored when options act on single tokens. Increase to find rarer tokens; decrease to save
@@ -43,13 +40,8 @@ def likeliest(scoring: Scoring, probs: FloatArray, first_target: TargetReader, n
 
     `probs` is [draft_vocab_size] float32; `first_target` has the first target token of each draft token.
     """
-    if not scoring.is_noisy:
-        return largest(probs, num)
-    listed = largest(probs, max(_WEIGHED_FIRST, num))
-    if listed.size <= _BEST_WEIGHED:  # too few to bound the others
-        listed = largest(probs, max(_WEIGHED_FIRST, num), _FAINT)
-    best = best_weighed(scoring, probs, first_target, _BEST_WEIGHED, listed)
-    return _joined(best, listed[largest(probs[listed], num)])
+    listed = largest(probs, num)
+    return _joined(listed, _favored(scoring, probs, first_target)) if scoring.is_noisy else listed
 
 
 def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
@@ -63,30 +55,16 @@ def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
     listed = largest(probs, size, _FAINT)
     if listed.size < size and not scoring.is_linear:
         listed = np.argpartition(probs, -size)[-size:]
-    if not scoring.is_noisy:
-        return listed
-    return _joined(best_weighed(scoring, probs, np.arange(probs.size, dtype=np.int64), _BEST_WEIGHED, listed), listed)
+    return _joined(listed, _favored(scoring, probs, np.arange(probs.size))) if scoring.is_noisy else listed
 
 
-def best_weighed(
-    scoring: Scoring, probs: FloatArray, first_target: TargetReader | IntArray, num: int, listed: IntArray
-) -> IntArray:
-    """Return the `num` draft tokens whose probabilities, times the powers of the noise, are `largest`.
+def _favored(scoring: Scoring, probs: FloatArray, first_target: TargetReader | IntArray) -> IntArray:
+    """Return the `_BEST_WEIGHED` draft tokens whose probabilities, times the powers of the noise, are largest.
 
-    The noise of a draft token is that of its first target token, which must be encoded. A token that would not be among
-    the best even with the largest power of the noise is not encoded.
-
-    `probs` and `first_target` are as in `likeliest`. `listed` has the most probable tokens; if there are more than
-    `num`, they bound the score that others must reach.
+    The noise of a draft token is that of its first target token, which must be encoded.
     """
-    if not listed.size:
-        return listed
-    weighed = probs[listed] * scoring.powers(first_target[listed])
-    least = _NEGLIGIBLE * weighed.max()
-    if weighed.size > num:
-        least = max(least, np.partition(weighed, -num)[-num])
-    ids = np.flatnonzero(probs >= least * (1.0 - _SPARE) / scoring.largest_power)
-    return ids[largest(probs[ids] * scoring.powers(first_target[ids]), num)]
+    listed = largest(probs, _NUM_WEIGHED)
+    return listed[largest(probs[listed] * scoring.powers(first_target[listed]), _BEST_WEIGHED)]
 
 
 def _joined(one: IntArray, other: IntArray) -> IntArray:

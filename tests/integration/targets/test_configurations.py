@@ -132,7 +132,7 @@ def test_every_configuration_of_a_class_is_equal_or_plain_with_a_reason(class_na
 
 @pytest.mark.skipif(names.release() < (5, 23), reason="an older release draws weights with which no token is dropped")
 def test_examine_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.hf.models.most_tokens", lambda model: None)
+    monkeypatch.setattr("uag.hf.blocks.most_tokens", lambda model: None)
     monkeypatch.setattr("uag.decoding.block_trial._refusal", lambda *of_trial: "")  # the trial would see it, too
     options = {"expert_capacity": 1, "decoder_start_token_id": 0}
     assert examine(SWITCH, build(SWITCH, options), 3, False, 0.75)[0] == "DIFFERENT"
@@ -143,7 +143,7 @@ def test_a_pass_copies_the_experts_of_few_tokens(num_rows: int, most: int, monke
     model = tiny_model("mixtral", 300, num_local_experts=8, num_experts_per_tok=2)
     model.set_experts_implementation("batched_mm")
     experts = sum(weight.nbytes for weight in model.model.layers[0].mlp.experts.parameters())
-    monkeypatch.setattr("uag.hf.models._MOST_COPIED", experts)  # of four tokens
+    monkeypatch.setattr("uag.hf.blocks._MOST_COPIED", experts)  # of four tokens
     given = left_padded(PROMPTS[:num_rows]) | GREEDY
     output = model.generate(**given)[:, -NEW:].tolist()
     assistant = uag.Assistant(None, drafter=SharedDrafter(output, 300, 1.0), num_candidate_tokens=8)

@@ -9,7 +9,7 @@ from transformers import GPT2Config, LlamaConfig, LlavaConfig, PreTrainedConfig,
 
 from tests.support.configurations import build
 from tests.support.models import tiny_model
-from uag.hf import models, weights
+from uag.hf import blocks, models, weights
 
 UNLIMITED = 1 << 30
 
@@ -51,8 +51,8 @@ def test_routers_limit_a_pass_to_their_smallest_capacity(
     model = nn.Sequential(*(nn.Identity() for _ in attributes))
     for module, own in zip(model, attributes, strict=True):
         vars(module).update(own)
-    assert models.most_tokens(model) == most_tokens
-    assert models.has_experts(model) is has_experts
+    assert blocks.most_tokens(model) == most_tokens
+    assert blocks.has_experts(model) is has_experts
 
 
 @pytest.mark.parametrize("class_name", ["RobertaForCausalLM", "CamembertForCausalLM", "XmodForCausalLM"])
@@ -69,9 +69,9 @@ def test_experts_that_are_copied_for_each_token_limit_a_pass(
     model = tiny_model("mixtral", 60, num_local_experts=8, num_experts_per_tok=2)
     model.set_experts_implementation(implementation)
     experts = sum(weight.nbytes for weight in model.model.layers[0].mlp.experts.parameters())
-    monkeypatch.setattr(models, "_MOST_COPIED", experts)
-    assert models.most_copied(model) == most
-    assert models.most_copied(tiny_model("llama", 60)) is None
+    monkeypatch.setattr(blocks, "_MOST_COPIED", experts)
+    assert blocks.most_copied(model) == most
+    assert blocks.most_copied(tiny_model("llama", 60)) is None
 
 
 def test_packed_weights_count_with_their_own_size() -> None:

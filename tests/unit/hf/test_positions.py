@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from uag.hf import positions
 from uag.hf.positions import Cut, cuts
 
 
@@ -15,6 +16,11 @@ def model_of(model_type: str = "llama", original: Any = None, rope: Any = None, 
     vars(model)["config"] = SimpleNamespace(model_type=model_type, original_max_position_embeddings=original)
     model.part = part
     return model
+
+
+@pytest.fixture(autouse=True)
+def of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "of_others", lambda model: "")
 
 
 LONG = {"original_max_position_embeddings": 16}

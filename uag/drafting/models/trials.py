@@ -11,7 +11,7 @@ import torch
 
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
-from uag.hf import models, wrapped
+from uag.hf import blocks, models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.book import Book
 from uag.hf.inspection import in_evaluation
@@ -52,7 +52,7 @@ def _refusals(model: Any) -> Iterator[str]:
         yield (
             "takes no key-value cache: it would re-read the whole text for every candidate. Use a draft with a cache"
         )
-    refused = models.block_refusal(model)
+    refused = blocks.block_refusal(model)
     yield refused and f"{refused}. Use a draft that reads several tokens in one pass"
     if models.tensor_parallel_group(model) is not None or models.is_pipelined(model):
         yield "is split over ranks, and only rank 0 drafts. Load it without tp_plan"
