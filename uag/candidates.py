@@ -72,13 +72,10 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         if call.stopping.strings or call.stopping.eos_ids - self._eos_ids:
             reason = reason or "transformers' loop would pass over stop strings and EOS criteria inside a block"
         self._limits = None if reason else verdict.limits
-        self._first_length = call.input_ids.shape[1]  # gets no candidates
         if reason:
             remember(call.model, Stats(fallbacks=[reason]))
-        self._call, self._ranks = call, Ranks.of(call.model)
-        self._rules = DraftRules(call.logits_processor)
+        self._call, self._ranks, self._rules = call, Ranks.of(call.model), DraftRules(call.logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._source_ids = None if call.source_ids is None else call.source_ids.tolist()
         self._ids: list[int] = []
         self._candidates: list[int] = []
 
@@ -88,8 +85,7 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         Without logits, transformers accepts candidates while they are what the target itself selects, even in sampling.
         """
         self._candidates = self._ranks.broadcast(self._propose(input_ids[0].tolist()) if self._ranks.decides else [])
-        candidates = torch.tensor([self._candidates], dtype=input_ids.dtype, device=input_ids.device)
-        return torch.cat([input_ids, candidates], dim=-1), None
+        return torch.cat([input_ids, input_ids.new_tensor([self._candidates])], dim=-1), None
 
     def _propose(self, ids: list[int]) -> list[int]:
         if self._limits is None:
@@ -98,13 +94,14 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
             written = ids[len(self._ids) :]
             self.drafter.accept(0, num_equal(written, self._candidates), written)
         else:
-            self.drafter.start([ids], self._source_ids)
+            source_ids = self._call.source_ids
+            self.drafter.start([ids], None if source_ids is None else source_ids.tolist())
         self._ids = ids
         budget = self._limits.budget(len(ids))
         for limit in (self._call.generation_config.max_length, self._call.stopping.max_length):
             if limit is not None and limit < math.inf:  # the target writes the last id itself
                 budget = min(budget, math.ceil(limit) - 1 - len(ids))
-        if budget <= 0 or len(ids) == self._first_length:
+        if budget <= 0 or len(ids) == self._call.input_ids.shape[1]:  # the prompt's own pass has no candidates
             return []
         request = ([budget], self._lookahead.plan(), self._lookahead, self._scoring)
         ask = Ask(*request, self._eos_ids, self._rules.needs_normalizer, self._call.vocab_size)
@@ -152,21 +149,16 @@ class CandidateGeneratorMixin:
         assistant_tokenizer: Any = None,
     ) -> Any:
         """Return uag's candidate generator if there is a draft model, else transformers' own."""
+        prepared = generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
         if assistant_model is None:
-            return super()._get_candidate_generator(  # type: ignore[misc]
-                generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
-            )
+            return super()._get_candidate_generator(*prepared)  # type: ignore[misc]
         drafter, _ = Pairing(assistant_model, target_tokenizer, assistant_tokenizer).drafter_for(self)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
+        options = Options(sampling="rejection")  # transformers draws once per round, not once per step
         call = Call(
-            model=self,
-            input_ids=input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=_criteria.get(),
-            generation_config=generation_config,
-            model_kwargs=model_kwargs,
+            *(self, input_ids, logits_processor, _criteria.get(), generation_config, model_kwargs),
             source_ids=inputs_tensor if has_source else None,
-            options=Options(sampling="rejection"),  # transformers draws once per round, not once per step
+            options=options,
         )
         config = getattr(assistant_model, "generation_config", None)
         return CandidateGenerator(

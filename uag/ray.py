@@ -16,6 +16,7 @@ from uag.assistant import Assistant
 from uag.errors import OptionError
 from uag.hf import models
 from uag.loading import Pair, encode, load_pair
+from uag.options import Options
 from uag.sampling import row_seed
 
 __all__ = ["BatchGenerator", "row_seed"]
@@ -47,7 +48,7 @@ class BatchGenerator:
         id_column: the column that identifies a row, for its seed; None uses `seed` for every row.
         seed: seed for all sampling; see `row_seed`.
         is_chat: make each prompt a user turn of the target's chat template.
-        assistant_options: options of `uag.Assistant`.
+        assistant_options: options of `uag.Assistant`, as `uag.Options` or by name.
         max_new_tokens: maximum number of output tokens per row.
         generate_options: other options of `generate`: `do_sample`, `temperature`, `stop_strings`...
 
@@ -67,20 +68,21 @@ class BatchGenerator:
         id_column: str | None = "id",
         seed: int = 0,
         is_chat: bool = False,
-        assistant_options: Mapping[str, Any] | None = None,
+        assistant_options: Options | Mapping[str, Any] | None = None,
         max_new_tokens: int = 256,
         **generate_options: Any,
     ) -> None:
         self.pair = pair = load() if load is not None else load_pair(target, draft, dtype=dtype, device=device)
         self.prompt_column, self.id_column, self.seed, self.is_chat = prompt_column, id_column, seed, is_chat
-        self.options, options = {**generate_options, "max_new_tokens": max_new_tokens}, assistant_options or {}
+        self.options = {**generate_options, "max_new_tokens": max_new_tokens}
+        options = assistant_options if isinstance(assistant_options, Options) else Options(**(assistant_options or {}))
         self._check_options(options)
         self._generator = torch.Generator(pair.target.device)
         self._lock = threading.Lock()  # threads of a worker share the generator
         own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
-        self.assistant = Assistant(*own, generator=self._generator, **options)
+        self.assistant = Assistant(*own, options=options, generator=self._generator)
 
-    def _check_options(self, assistant_options: Mapping[str, Any]) -> None:
+    def _check_options(self, options: Options) -> None:
         """Refuse options that would fail in every row, or make rows depend on each other."""
         config = copy.deepcopy(self.pair.target.generation_config)
         if unknown := config.update(**self.options):
@@ -90,7 +92,7 @@ class BatchGenerator:
             raise OptionError("num_return_sequences and num_beams must be 1: a row has one output")
         if config.return_dict_in_generate:
             raise OptionError("return_dict_in_generate must be False: a row's output is ids, text and statistics")
-        if "generator" in assistant_options or assistant_options.get("sampling", "shared-noise") != "shared-noise":
+        if options.generator is not None or options.sampling != Options.sampling:
             raise OptionError(
                 "assistant_options accepts no generator and no sampling: a row's sample must depend on its seed alone"
             )

@@ -358,6 +358,12 @@ def test_a_call_inside_a_call_does_not_lock_the_server(server: Running) -> None:
     assert server.complete(max_tokens=2).choices[0].text == server.plain(max_new_tokens=2)
 
 
+def test_a_target_that_was_unloaded_is_assisted_again(server: Running) -> None:
+    urllib.request.urlopen(urllib.request.Request(f"{server.url}/reset", method="POST"), timeout=30)
+    assert server.complete().choices[0].text == server.plain()
+    assert server.get("/v1/uag/stats")["num_accepted_tokens"] > 0
+
+
 def test_values_at_the_limits_are_accepted(server: Running) -> None:
     options: dict[str, Any] = {"max_tokens": 1, "temperature": 0, "top_p": 1.0, "n": 1, "seed": -1, "logprobs": None}
     assert len(server.complete(**options).choices) == 1

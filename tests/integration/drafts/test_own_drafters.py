@@ -322,7 +322,7 @@ class Remains(Repeats):
         (_proposes(lambda ask: [[Proposal(3, 0.5, is_free=True)] for _ in ask.limits]), "`has_free` is False"),
         (
             _proposes(lambda ask: [[Proposal(3, 0.5), Proposal(4, 0.5, is_free=True)] for _ in ask.limits]),
-            "mixes free and other candidates",
+            "returns free and other candidates",
         ),
         (_proposes(lambda ask: [[Proposal(int(torch.rand(()) * 9), 0.5)] for _ in ask.limits]), "although `draws`"),
         (_fault(start=lambda _, prompts, sources=None: [each.append(1) for each in prompts]), "changes the prompts"),
