@@ -34,7 +34,6 @@ class Round:
         outcomes: outcomes of the rows that the draft model drafted for.
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
         is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
-        num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
         num_tokens: output tokens per row; None for the accepted candidates of `outcomes` and one more.
     """
 
@@ -44,7 +43,6 @@ class Round:
     outcomes: Sequence[RowOutcome]
     prefill_s: float = 0.0
     is_special: bool = False
-    num_drafted: float | None = None
     num_tokens: float | None = None
 
 

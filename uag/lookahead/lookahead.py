@@ -47,14 +47,12 @@ class Lookahead:
     Attributes:
         fixed: draft exactly this many tokens a round; None to decide by expected speed.
         min_confidence: stop a row when the product of its confidences falls below this; 0 to go by speed alone.
-        most: maximum number of candidates per row.
         reading_s: additional seconds of a trial, to read prompts that arrived while nothing was drafted.
     """
 
     fixed: int | None = None
     min_confidence: float = 0.0
     _: KW_ONLY
-    most: int = MAX_CANDIDATES
     reading_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -69,7 +67,7 @@ class Lookahead:
         for _ in range(20):
             with suppress(RuntimeError):  # a container changed while it was copied
                 return copy.deepcopy(self)
-        return Lookahead(self.fixed, self.min_confidence, most=self.most, reading_s=self.reading_s)
+        return Lookahead(self.fixed, self.min_confidence, reading_s=self.reading_s)
 
     def begin(
         self,
@@ -142,7 +140,7 @@ class Lookahead:
         return limit
 
     def _limit(self) -> int:
-        """Choose the maximum number of candidates of a round: 0, 1 for a trial, or `most`."""
+        """Choose the maximum number of candidates of a round: 0, 1 for a trial, or the maximum."""
         self._is_trial = False
         if not self.costs.plain:
             return 0  # the first round measures a plain pass
@@ -150,7 +148,7 @@ class Lookahead:
             self._lost.clear()
             if self.costs.is_plain_due(self._gain) or not self._pays():
                 return 0
-            return self.most if self.costs.draft.points else 1  # the first one measures what drafting costs
+            return MAX_CANDIDATES if self.costs.draft.points else 1  # the first one measures what drafting costs
         if self.costs.num_since_plain:
             return 0  # a plain pass shows whether something else slows all passes down
         self._is_trial = self._trial_loss_s() <= self._trial_budget_s()
@@ -285,8 +283,6 @@ class Lookahead:
 
     def _num_drafted_in(self, done: Round) -> float:
         """Return the candidates per row that a round's drafting took time for."""
-        if done.num_drafted is not None:
-            return done.num_drafted
         num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
         if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * self.prices.plain_s:
             return 1.0  # drafting took time and proposed nothing: counts as one rejected candidate

@@ -1,5 +1,6 @@
 """Choose how many candidates to draft for an engine that does not report its speed."""
 
+import math
 from collections.abc import Sequence
 
 from uag.lookahead import MAX_CANDIDATES, Lookahead, Round, RowOutcome
@@ -46,7 +47,7 @@ class Pace:
                 before < size <= before + length + 1
                 for before, size, length in zip(self._sizes, sizes, self._lengths, strict=True)
             )
-            mean = round(sum(self._lengths) / len(self._lengths))
+            mean = math.ceil(sum(self._lengths) / len(self._lengths))
             step_s = now - self._ended
             self.lookahead.learn_round(Round(mean, self._draft_s, step_s, outcomes, is_special=not is_same))
         return self.lookahead.plan(num_requests)

@@ -42,7 +42,7 @@ def test_distributions_after_rollbacks_are_pytorchs(
     passes: Any = open_passes(GgufDraft(path))
     check_rollbacks(passes, model, 60, 5e-3)  # llama.cpp keeps keys and values in half precision
     last_position = partial(passes._cells._llama.llama_memory_seq_pos_max, passes._cells._memory)
-    assert {last_position(sequence) for copies in passes._copies for sequence in copies.spare} <= {-1}
+    assert {last_position(sequence) for sequence in passes._spare} <= {-1}
 
 
 def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(model: Any, path: Path) -> None:

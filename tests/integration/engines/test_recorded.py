@@ -24,7 +24,7 @@ from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE
 from tests.support.models import tiny_draft, tiny_model, tiny_of_class
 from tests.support.tiny_classes import class_names
-from uag.drafting import TorchPasses
+from uag.drafting import TorchPasses, check_draft
 from uag.drafting.models import static_passes
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.static_passes import StaticPasses
@@ -45,6 +45,7 @@ def llama() -> Any:
 
 def opened(draft: Any) -> Any:
     """Return the draft's passes, whose private parts the tests look at."""
+    check_draft(draft)
     return open_passes(draft)
 
 

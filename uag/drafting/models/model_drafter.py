@@ -81,12 +81,12 @@ class ModelDrafter(Drafter):
     """Candidates from a draft model; the draft passes of all rows are batched.
 
     Args:
-        model: the draft model.
+        model: the draft model; `check_draft` accepts it.
         pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
         compile_draft: see `StaticPasses`.
 
     Raises:
-        UnsupportedError: the model cannot draft.
+        UnsupportedError: the model cannot be compiled.
     """
 
     source = "draft model"

@@ -9,19 +9,17 @@ from uag.adapters import TokenizerAdapter
 from uag.drafting.models.llama_cpp import GgufPasses
 from uag.drafting.models.passes import Passes
 from uag.drafting.models.torch_passes import TorchPasses
-from uag.drafting.models.trials import check_draft
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models
 
 
 def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
-    """Return the `Passes` of a draft, compiled with `torch.compile` on request.
+    """Return the `Passes` of a draft that `check_draft` accepts, compiled with `torch.compile` on request.
 
     Raises:
-        UnsupportedError: the draft cannot draft, or cannot be compiled.
+        UnsupportedError: the draft cannot be compiled.
     """
-    check_draft(draft)
     if not isinstance(draft, GgufDraft):
         is_static = compile_draft or not models.state_layers(draft)
         return TorchPasses(draft, num_ids, is_static=is_static, is_compiled=compile_draft)
