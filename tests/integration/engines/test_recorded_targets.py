@@ -23,13 +23,12 @@ from tests.support.models import tiny_of_class, tiny_target
 from tests.support.tiny_classes import class_names
 from tests.support.walk import SharedDrafter
 from uag.errors import UnsupportedError
-from uag.hf.cache import recorded, recorded_target, static
+from uag.hf.cache import recorded_target
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import graphs_of
 
 HAS_GRAPHS = DEVICE is not None and graphs_of(torch.device(DEVICE)) is not None
 pytestmark = pytest.mark.skipif(not HAS_GRAPHS, reason="needs a device that records graphs: set UAG_DEVICE")
-on_standin = pytest.mark.skipif(DEVICE != "standin", reason="on a GPU, some of these faults end the process")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 WANTED: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
 GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
@@ -216,67 +215,14 @@ def test_target_whose_passes_wait_is_not_recorded(
     assert any("the target's passes are not recorded: a pass waits" in reason for reason in assistant.stats.fallbacks)
 
 
-# ------------------------------------------------------------------ seeded faults
-
-
-def fill_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first replay, only the ids are copied to their buffer."""
-    fill = recorded._fill
-    filled: list[Any] = []
-
-    def filling(buffers: Any, inputs: Any) -> None:
-        fill(buffers if all(buffers is not each for each in filled) else {"input_ids": buffers["input_ids"]}, inputs)
-        filled.append(buffers)
-
-    monkeypatch.setattr(recorded, "_fill", filling)
-
-
-def keep_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are kept although the weights have moved."""
-    monkeypatch.setattr(recorded, "state_of", lambda model: (model.dtype,))
-
-
-def keep_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejected candidates stay in the cache."""
-    monkeypatch.setattr(static, "crop", lambda *_: None)
-
-
-def keep_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache of the call before is not emptied."""
-    monkeypatch.setattr(static, "set_length", lambda *_: None)
-
-
-def keep_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of the replay before are used, as if they had been copied too early."""
-    forward = recorded.Recorded.run
-    last: dict[Any, torch.Tensor] = {}
-
-    def running(self: Any, *args: Any) -> Any:
-        before = last.get(self)
-        logits, is_special = forward(self, *args)
-        last[self] = logits.clone()
-        return logits if is_special or before is None else before, is_special
-
-    monkeypatch.setattr(recorded.Recorded, "run", running)
-
-
-@on_standin
-@pytest.mark.parametrize("fault", [fill_one_input, keep_graphs, keep_slots, keep_length, keep_logits])
-def test_seeded_fault_in_recorded_targets_is_found(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_target_whose_weights_change() -> None:
     target, tokenizer = on_device()
     given = prompts() | GREEDY
-    expected = run(independent(tokenizer), target, given)
-    assistant = oracle(tokenizer, expected[0])
-    check_equal(run(assistant, target, given), expected)
-    recorded_target._kept.clear()
-    fault(monkeypatch)
-    run(assistant, target, given)
-    if fault is keep_graphs:
-        for parameter in target.parameters():
-            parameter.data = 1.3 * parameter.data
-        expected = run(independent(tokenizer, own_kernels=False), copy.deepcopy(target), given)
-    with pytest.raises((AssertionError, RuntimeError)):  # a length that is too large leaves no ids for a pass
-        check_equal(run(assistant, target, given), expected)
+    run(independent(tokenizer), target, given)
+    for parameter in target.parameters():
+        parameter.data = 1.3 * parameter.data  # at another address
+    expected = run(independent(tokenizer), copy.deepcopy(target), given)
+    check_equal(run(independent(tokenizer), target, given), expected)
 
 
 # ------------------------------------------------------------------ classes
