@@ -83,7 +83,8 @@ def test_rows_of_a_book_hold_their_tokens(is_static: bool, steps: list[tuple[str
 
 @torch.no_grad()
 def test_gaps_are_closed_once_there_are_many() -> None:
-    book, texts = Book(dynamic_cache, 2), [[], []]
+    book = Book(dynamic_cache, 2)
+    texts: list[list[float]] = [[], []]
     append(book, texts, [4, 4], 0.0)
     sizes = []
     for number in range(1, 60):  # one row after the other; the other one gets padding
