@@ -28,11 +28,6 @@ def release(version: str = VERSION) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
-def is_newer_release() -> bool:
-    """Return whether this transformers is newer than the tested releases."""
-    return release(VERSION) > release(NEWEST)
-
-
 NAMES: dict[Any, tuple[str, ...]] = {
     transformers.GenerationMixin: (
         *("generate", "prepare_inputs_for_generation", "_prefill", "_sample", "_update_model_kwargs_for_generation"),
@@ -61,7 +56,7 @@ def check() -> None:
             f"transformers {VERSION} with PyTorch {torch.__version__} lacks {', '.join(missing)}, which uag needs. "
             f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.25'."
         )
-    if is_newer_release():
+    if release(VERSION) > release(NEWEST):
         _warn_once(VERSION)
 
 

@@ -120,11 +120,6 @@ class Lookahead:
 
     # ------------------------------------------------------------------ before a round
 
-    def drafts_first(self) -> bool:
-        """Whether to draft before the target reads the prompt: if the length is fixed or drafting is known to pay."""
-        is_known = self.costs.plain and self.costs.draft.points
-        return self.fixed is not None or bool(is_known and self._pays())
-
     def plan(self, num_rows: int | None = None) -> int:
         """Return the maximum number of candidates for this round; 0 for plain decoding.
 

@@ -118,12 +118,12 @@ def test_a_draft_that_sometimes_proposes_nothing_or_nothing_at_no_cost_is_used(
 
 def test_what_was_learned_is_used_by_the_next_call() -> None:
     lookahead = Lookahead()
-    assert not lookahead.drafts_first()
+    assert not lookahead.plan()
     World(0.9, 0.02, flat).run(lookahead, 50)
     lookahead.begin(1, "greedy", 10, 100, 0.1)
-    assert lookahead.drafts_first()
+    assert lookahead.plan() > 1
     lookahead.begin(2, "greedy", 10, 100, 0.1)  # costs of other numbers of rows are not known
-    assert not lookahead.drafts_first()
+    assert not lookahead.plan()
 
 
 def test_the_pass_over_the_prompt_says_nothing_about_others() -> None:
@@ -301,7 +301,6 @@ def test_accepted_free_candidates_count_as_output_tokens() -> None:
 def test_a_fixed_length_is_kept_whatever_it_costs() -> None:
     lookahead = Lookahead(fixed=7)
     lookahead.begin(1, "greedy", 10**6, 1, 2.0)
-    assert lookahead.drafts_first()
     lengths, _ = World(0.01, 9.0, steep).run(lookahead, 40)
     assert lengths == [7] * 40
 
