@@ -134,10 +134,8 @@ def _load_with_tokenizer(name: str, dtype: str | None, device: str | None) -> tu
         return draft, None
 
 
-@lru_cache(maxsize=_MAX_DRAFTS)
-def _kept(version: Any, *draft: Any) -> tuple[Any, Any]:  # noqa: ARG001 - a new version is loaded
-    """Return a draft that calls of `uag.install()` share; it is loaded again when files in its folder changed."""
-    return _load_with_tokenizer(*draft)
+_kept = lru_cache(maxsize=_MAX_DRAFTS)(lambda version, *draft: _load_with_tokenizer(*draft))  # noqa: ARG005
+"""Return a draft that calls of `uag.install()` share; it is loaded again when files in its folder changed."""
 
 
 def _version(name: str) -> tuple[Any, ...]:

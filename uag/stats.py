@@ -188,8 +188,8 @@ class Stats(RowStats):
 
 
 @dataclass
-class Totals:
-    """Sums over the calls of an assistant; fields as in `uag.Stats`.
+class Totals(RowStats):
+    """Sums over the calls of an assistant; other fields as in `uag.Stats`.
 
     Attributes:
         num_calls: calls that it ran.
@@ -198,9 +198,6 @@ class Totals:
 
     num_calls: int = 0
     num_fallbacks: int = 0
-    num_output_tokens: int = 0
-    num_candidate_tokens: int = 0
-    num_accepted_tokens: int = 0
     total_s: float = 0.0
 
     def add(self, stats: Stats) -> None:
@@ -208,15 +205,13 @@ class Totals:
         with _lock:
             self.num_calls += 1
             self.num_fallbacks += bool(stats.fallbacks)
-            for name in ("num_output_tokens", "num_candidate_tokens", "num_accepted_tokens", "total_s"):
+            for name in (*RowStats.__dataclass_fields__, "total_s"):
                 setattr(self, name, getattr(self, name) + getattr(stats, name))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sums, the tokens per second and the acceptance rate as plain data."""
-        return asdict(self) | {
-            "tokens_per_second": _ratio(self.num_output_tokens, self.total_s),
-            "acceptance_rate": _ratio(self.num_accepted_tokens, self.num_candidate_tokens),
-        }
+        speed = _ratio(self.num_output_tokens, self.total_s)
+        return asdict(self) | {"tokens_per_second": speed, "acceptance_rate": self.acceptance_rate}
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -29,12 +29,6 @@ def _checked_temperature(value: float) -> float:
     return value
 
 
-def _checked_seed(value: int) -> int:
-    if not -(1 << 63) <= value < 1 << 63:
-        raise OptionError(f"--seed is {value}, it must be from -2**63 to 2**63 - 1.")
-    return value
-
-
 _CACHE = "cache_implementation of every arm's calls, for example static; default: transformers' own."
 _COMPILE = "Compile every arm's passes after the prompt; needs --cache static."
 _COMPILE_DRAFT = "Compile the draft's passes: several times faster on a GPU, after half a minute or more of compiling."
@@ -47,7 +41,7 @@ TargetArgument = Annotated[str | None, typer.Argument(help=_TARGET)]
 Draft = Annotated[str | None, typer.Option("--draft", help="Hub name, folder or GGUF file; default: the demo's.")]
 Dtype = Annotated[str | None, typer.Option(help=_DTYPE)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda if there is one.")]
-Seed = Annotated[int, typer.Option(callback=_checked_seed, help="Seed of the sampling.")]
+Seed = Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the sampling.")]
 NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 Temperature = Annotated[float, typer.Option(callback=_checked_temperature, help="0 is greedy.")]

@@ -1,5 +1,6 @@
 """transformers' OpenAI-compatible server, with a draft attached to its target."""
 
+import inspect
 import json
 import logging
 import shlex
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 from transformers.utils.import_utils import is_serve_available
 
 from uag.errors import OptionError, UagError
@@ -28,7 +30,8 @@ from uag.stats import Totals
 logger = logging.getLogger("uag")
 
 _SHUTDOWN_S = 10
-"""Seconds that running requests get to end after Ctrl-C. Increase for long answers; decrease to stop sooner."""
+"""Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;
+decrease to stop sooner."""
 
 _MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
 """Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON. Increase to accept larger
@@ -39,6 +42,19 @@ _CHECKED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 _OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 _OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
 """What transformers' server and `generate` raise for valid requests that cannot be served, and for invalid ones."""
+
+
+class _UntilEnd(BaseStreamer):
+    """Aborts calls of `generate` at their next token once the server has ended."""
+
+    has_ended = False
+
+    def put(self, value: Any) -> None:  # noqa: ARG002
+        if self.has_ended:
+            raise ConnectionAbortedError("the server is shutting down")
+
+    def end(self) -> None:
+        pass
 
 
 class Server:
@@ -108,6 +124,7 @@ class Server:
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
         self._server.config.app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse()
+        self._until_end = _UntilEnd()
         self._streamers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def _assist(self, manager: Any, draft: str, options: dict[str, Any]) -> Any:
@@ -143,16 +160,19 @@ class Server:
         if inputs["input_ids"].shape[1] > self._most_tokens:
             raise OptionError(self._too_long)
         complete(config, model.generation_config)
+        if inspect.iscoroutinefunction(generate):  # no stream
+            inputs = {**inputs, "streamer": self._until_end}
         answer = generate(model, processor, inputs, config, **kwargs)
         if isinstance(answer, tuple):  # the queue and the streamer of a stream
             self._streamers.add(answer[1])
         return answer
 
     def run(self) -> None:
-        """Serve until Ctrl-C, which ends streams at their next token; other requests get `_SHUTDOWN_S` to end."""
+        """Serve until Ctrl-C, which ends requests at their next token: streams there, others with an error."""
         handle_exit = self._server.handle_exit
 
         def end(signal: int, frame: Any) -> None:
+            self._until_end.has_ended = True
             for streamer in list(self._streamers):
                 streamer.cancel()
             handle_exit(signal, frame)

@@ -74,6 +74,7 @@ def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int
     assert installing._attachments[target][0].totals.to_dict() == {
         "num_calls": 1,
         "num_fallbacks": 0,
+        "num_rounds": stats.num_rounds,
         "num_output_tokens": stats.num_output_tokens,
         "num_candidate_tokens": stats.num_candidate_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,

@@ -80,12 +80,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     target = chat_target(folder / "target", max_position_embeddings=POSITIONS, num_hidden_layers=6)
     running = Running(target, folder / "log")
     yield running
-    # A request that runs ends with the server.
+    # Requests that run end with the server: a stream at its next token, the one that waits for it with an error.
     answer = running.complete(stream=True, max_tokens=100_000)
     next(answer)
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(60) == 0
-    assert sum(1 for _ in answer) < 100_000
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(running.complete, max_tokens=100_000)
+        time.sleep(1.0)  # until the server has it
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0
+        assert sum(1 for _ in answer) < 100_000
+        with pytest.raises(openai.InternalServerError, match="the server is shutting down"):
+            waiting.result()
     log = running.log.read_text()
     assert "Finished server process" in log
     assert "Traceback" not in log
@@ -361,7 +366,10 @@ def test_a_call_inside_a_call_does_not_lock_the_server(server: Running) -> None:
 def test_a_target_that_was_unloaded_is_assisted_again(server: Running) -> None:
     urllib.request.urlopen(urllib.request.Request(f"{server.url}/reset", method="POST"), timeout=30)
     assert server.complete().choices[0].text == server.plain()
-    assert server.get("/v1/uag/stats")["num_accepted_tokens"] > 0
+    deadline = time.monotonic() + 20.0  # a call is counted just after its last token was sent
+    while server.get("/v1/uag/stats")["num_calls"] != 1:  # of the assistant that is now attached
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_values_at_the_limits_are_accepted(server: Running) -> None:

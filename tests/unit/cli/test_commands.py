@@ -66,7 +66,6 @@ def test_help_names_every_command_and_every_arm(run: Run) -> None:
         (["generate", "-p", "x", "--temperature", "nan"], "--temperature is nan, it must be 0"),
         (["bench", "--temperature", "inf"], "--temperature is inf, it must be 0"),
         (["doctor", "--temperature", "-1"], "--temperature is -1.0, it must be 0"),
-        (["generate", "-p", "x", "--seed", str(1 << 64)], "--seed is 18446744073709551616, it must be from -2**63"),
         (["generate", "-p", "a\udcffb"], "The prompt is not a text that UTF-8 can encode: "),
         (
             ["distill", "--target", "t", "--draft", "d", "--output", "o", "--seed", str(1 << 32)],
