@@ -75,7 +75,8 @@ def run(call: Call, *, is_ragged: bool) -> Trial:
     caller trusts are not tried: they may observe each pass.
     """
     model, num_rows, is_static = call.model, _num_rows(call), _is_static(call)
-    if not call.kernels and foreign_code.changes(model) and not foreign_code.of_others(model):
+    is_trusted = not call.kernels and bool(foreign_code.changes(model)) and not foreign_code.of_others(model)
+    if call.ranks.broadcast(is_trusted):
         return Trial(dependence=call.kernels.why_none)
     trial = once(
         model,
