@@ -75,3 +75,23 @@ def test_padding_and_rejected_tokens_that_overflow_leave_other_tokens_alone(
             found = row.path[-1].probs
             assert found is not None
             assert float((torch.from_numpy(found) - probs).abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize("kind", [TorchPasses, uncompiled])
+def test_tokens_that_overflow_leave_the_next_call_alone(kind: Callable[[Any], TorchPasses]) -> None:
+    """A static cache is kept, with the slots of the last call."""
+    model, _ = tiny_target("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight = torch.nn.Parameter(model.get_output_embeddings().weight.detach().clone())
+        model.get_input_embeddings().weight[BAD] = torch.nan
+    draft, ids = kind(model), [5, 9, 14]
+    for prompt in ([3, 27, 5, 9, BAD], ids):
+        row = DraftRow()
+        draft.start([row])
+        draft.feed([(0, Feed(0, link([Node(None, i, b"", 0) for i in prompt])))])
+        draft.release()
+    with torch.no_grad():
+        probs = model(torch.tensor([ids])).logits[0, -1].float().softmax(-1)
+    found = row.path[-1].probs
+    assert found is not None
+    assert float((torch.from_numpy(found) - probs).abs().max()) < 2e-5

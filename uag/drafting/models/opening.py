@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter
-from uag.drafting.models.llama_cpp import GgufPasses
+from uag.drafting.models.gguf_passes import GgufPasses
 from uag.drafting.models.passes import Passes
 from uag.drafting.models.torch_passes import TorchPasses
 from uag.errors import UnsupportedError

@@ -82,9 +82,9 @@ class TorchPasses(Passes):
             self._kernels = OwnKernels() if is_static else OwnKernels(self.model)
 
     def _free(self, *, has_failed: bool) -> None:
+        if self._static is not None and (has_failed or any(book.is_spoiled for book in self.books)):
+            self._static.cache = None  # another call's mask would not hide a NaN
         self.books, self._encoder = [], {}
-        if self._static is not None and has_failed:
-            self._static.cache = None
         weights.drop_inference_tensors(self.model)
 
     def _cut(self, row: int, length: int) -> int:

@@ -15,7 +15,7 @@ from tests.support.gguf_files import write_llama
 from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Passes, TorchPasses
-from uag.drafting.models.llama_cpp import GgufPasses
+from uag.drafting.models.gguf_passes import GgufPasses
 from uag.drafting.models.passes import PassError
 from uag.gguf import GgufDraft
 from uag.projection import DraftRow, Feed, Node, link
