@@ -72,7 +72,7 @@ def test_call_on_device_equals_plain_decoding(
         pytest.skip("CUDA graphs")
     target, assistant = pair(draft_device=draft_device, is_compiled=is_compiled)
     given = on_device(num_rows, **options, **(cache | {"disable_compile": False} if is_compiled and cache else cache))
-    stats = check(target, given, assistant)
+    stats = check(target, given, assistant, ("the rows of a static cache have the same length",) if cache else ())
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
 
 
@@ -267,6 +267,8 @@ def test_pass_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("uag.decoding.target.synchronize", wait)
     target, assistant = pair()
+    assistant.generate(target, **on_device(1, **GREEDY))  # with a trial
+    waited.clear()
     assistant.generate(target, **on_device(1, **GREEDY))
     assert len(waited) == assistant.stats.num_target_forwards
     assert {device.type for device in waited} == {torch.device(DEVICE).type}
