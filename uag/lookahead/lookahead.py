@@ -94,7 +94,7 @@ class Lookahead:
         self._prefill_s = self._reading_loss_s = 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
-        self._is_trial = self._may_draft = False
+        self._is_trial = self._may_draft = self._has_won = False
         self._num_rounds = self._num_drafting = 0
         self._reached: dict[int, float] = {}  # by row, the probability that all candidates so far are accepted
         self._set_rows(num_rows)
@@ -144,7 +144,7 @@ class Lookahead:
             if self.costs.is_plain_due(self._gain) or not self._pays():
                 return 0
             return MAX_CANDIDATES if self.costs.draft.points else 1  # the first one measures what drafting costs
-        if self.costs.num_since_plain:
+        if self.costs.num_since_plain and not self._has_won:
             return 0  # a plain pass shows whether something else slows all passes down
         self._is_trial = self._trial_loss_s() <= self._trial_budget_s()
         return int(self._is_trial)
@@ -270,11 +270,12 @@ class Lookahead:
         self._num_written += num_tokens
         if not num_drafted:
             self._trial_tokens += num_tokens
-        elif self._is_trial and self.prices.round_s(num_drafted) > num_tokens * self.prices.plain_s:
-            # The trial lost. Its cost is compared with the plain pass before it, which the same load slowed down.
-            cost = (done.draft_s + done.target_s) / max(self.costs.plain[-1], self.prices.plain_s)
-            self._lost.append((cost, num_tokens))
-            self._trial_tokens = 0.0
+        elif self._is_trial:
+            self._has_won = self.prices.round_s(num_drafted) <= num_tokens * self.prices.plain_s
+            if not self._has_won:  # compared with the plain pass before it, which the same load slowed down
+                cost = (done.draft_s + done.target_s) / max(self.costs.plain[-1], self.prices.plain_s)
+                self._lost.append((cost, num_tokens))
+                self._trial_tokens = 0.0
 
     def _num_drafted_in(self, done: Round) -> float:
         """Return the candidates per row that a round's drafting took time for."""
