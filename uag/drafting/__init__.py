@@ -2,8 +2,9 @@
 
 from uag.drafting.constraint import ForcedTokens
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.lookup import PromptLookup
-from uag.drafting.memory.memory import Memory, as_memory
+from uag.drafting.known.memory import Memory, as_memory
+from uag.drafting.known.source import PromptLookup
+from uag.drafting.known.text_drafter import TextDrafter
 from uag.drafting.models.model_drafter import ModelDrafter, draft_steps, run_waves
 from uag.drafting.models.passes import Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
@@ -12,7 +13,6 @@ from uag.drafting.models.trials import check_draft
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
 from uag.drafting.ranked import FreeFirst
-from uag.drafting.texts.text_drafter import TextDrafter
 
 __all__ = [
     "ASSUMED",

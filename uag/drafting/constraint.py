@@ -13,16 +13,14 @@ from typing import Any
 import torch
 
 from uag.drafting.drafter import Ask
-from uag.drafting.ranked import AcceptanceRates, Evidence, FreeSource
+from uag.drafting.ranked import AcceptanceRates, FreeSource
 from uag.hf.devices import default_generator
 from uag.hf.processors import prefix_constraint, with_prefix_function
 
 Allowed = Callable[[int, torch.Tensor], Sequence[int]]
 """Maps a row of the batch and its ids [length] to the ids that may follow."""
 
-_FORCED: Evidence = ("forced", 0)
-
-_PRIORS = {"forced": (0.999,)}
+_PRIORS = (0.999,)
 """Initial acceptance rate of a forced token. It is rejected only if another processor excludes it."""
 
 
@@ -35,7 +33,6 @@ class ForcedTokens(FreeSource):
     """
 
     source = "constraint"
-    max_proposed = 64
 
     def __init__(self, function: Allowed, prompt_ids: torch.Tensor) -> None:
         super().__init__(AcceptanceRates(_PRIORS))
@@ -85,7 +82,7 @@ class ForcedTokens(FreeSource):
         self._forced.clear()
         self._may_ask = False
 
-    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:
+    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[int]]:
         """Return the forced tokens after the output, up to the first choice."""
         ids = torch.cat([self._ids, self._ids.new_tensor(list(self._forced))])
         is_open = self._may_ask and len(self._answers) == len(self._forced)
@@ -97,7 +94,7 @@ class ForcedTokens(FreeSource):
                 self._forced.append(token_id)
                 ids = torch.cat([ids, ids.new_tensor([token_id])])
         forced = list(self._forced)[:num]
-        return forced, [_FORCED] * len(forced)
+        return forced, [0] * len(forced)
 
     def _ask(self, row: int, ids: torch.Tensor) -> tuple[int | None, Any]:
         """Return the single token that may follow, or None, and the function's answer or the error that it raised."""

@@ -1,19 +1,20 @@
 """Free sources, whose candidates need no draft pass, and the choice between them and the draft model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.proposal import Proposal, num_equal
 
-Evidence = tuple[str, int]
-"""The evidence for a candidate: its kind and its level, such as the length of a match."""
-
 _PRIOR_WEIGHT, _FADING = 4.0, 0.98
 """Number of checked candidates that a prior counts as, and weight of a checked candidate relative to the next one.
 Increase for steadier rates; decrease to learn faster."""
+
+_MAX_PROPOSED = 64
+"""Maximum number of free candidates. Increase to save passes in long correct texts; decrease to narrow passes whose
+candidates are rejected early."""
 
 _LIKELY = 0.5
 """Minimum confidence in a free source's first candidate with a fixed length. Increase to run the draft model more
@@ -21,48 +22,40 @@ often; decrease to use free sources more often."""
 
 
 class AcceptanceRates:
-    """Acceptance rates by evidence, kept between calls. `priors` are initial rates, by kind and level."""
+    """Acceptance rates by level of evidence, kept between calls. `priors` are the initial rates."""
 
-    def __init__(self, priors: Mapping[str, Sequence[float]]) -> None:
-        self._priors = {(kind, level): rate for kind, of_kind in priors.items() for level, rate in enumerate(of_kind)}
-        # Accepted and checked candidates; older ones count less. Has all keys from the start, so that an assistant can
-        # be pickled while another thread learns.
-        self._counts = dict.fromkeys(self._priors, (0.0, 0.0))
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._priors = priors
+        self._counts = [(0.0, 0.0) for _ in priors]  # accepted and checked candidates; older ones count less
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling; a copy learns separately."""
         return vars(self) | {"_counts": self._counts.copy()}
 
-    def __getitem__(self, evidence: Evidence) -> float:
+    def __getitem__(self, level: int) -> float:
         """Return the predicted acceptance rate of candidates with this evidence."""
-        accepted, checked = self._counts[evidence]
-        return (accepted + _PRIOR_WEIGHT * self._priors[evidence]) / (checked + _PRIOR_WEIGHT)
+        accepted, checked = self._counts[level]
+        return (accepted + _PRIOR_WEIGHT * self._priors[level]) / (checked + _PRIOR_WEIGHT)
 
-    def learn(self, evidence: Sequence[Evidence], num_accepted: int) -> None:
+    def learn(self, levels: Sequence[int], num_accepted: int) -> None:
         """Learn from a round's checked candidates: the accepted ones and the first rejected one."""
-        for index, each in enumerate(evidence[: num_accepted + 1]):
-            accepted, checked = self._counts[each]
-            self._counts[each] = _FADING * accepted + (index < num_accepted), _FADING * checked + 1.0
+        for index, level in enumerate(levels[: num_accepted + 1]):
+            accepted, checked = self._counts[level]
+            self._counts[level] = _FADING * accepted + (index < num_accepted), _FADING * checked + 1.0
 
 
 class FreeSource(Drafter, ABC):
-    """A source whose candidates for a row can be inspected before they are proposed; `FreeFirst` makes it a drafter.
+    """A source whose candidates for a row can be inspected before they are proposed; `FreeFirst` makes it a drafter."""
 
-    Attributes:
-        max_proposed: maximum number of candidates. Increase to save passes in long correct texts; decrease to narrow
-            passes whose candidates are rejected early.
-    """
-
-    max_proposed: ClassVar[int]
     draws = False
 
     def __init__(self, rates: AcceptanceRates) -> None:
         self._rates = rates
-        self._shown: dict[int, tuple[list[int], list[Evidence]]] = {}
+        self._shown: dict[int, tuple[list[int], list[int]]] = {}
 
     @abstractmethod
-    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:
-        """Return up to `num` candidates of a row, and each one's evidence if those before it are accepted."""
+    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[int]]:
+        """Return up to `num` candidates of a row, and the level of evidence of each if those before it are accepted."""
 
     @abstractmethod
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:
@@ -74,10 +67,9 @@ class FreeSource(Drafter, ABC):
         If the number of candidates is fixed, these are all candidates, and the confidence in the first one.
         """
         is_fixed = ask.lookahead.fixed is not None
-        ids, evidence = self._candidates(row, min(budget, ask.limit if is_fixed else self.max_proposed), ask)
-        self._shown[row] = ids, evidence
-        rate_of = {each: self._rates[each] for each in set(evidence)}
-        rates = [rate_of[each] for each in evidence]
+        ids, levels = self._candidates(row, min(budget, ask.limit if is_fixed else _MAX_PROPOSED), ask)
+        self._shown[row] = ids, levels
+        rates = [self._rates[level] for level in levels]
         size, rate = (len(ids), max(rates[:1], default=0.0)) if is_fixed else ask.lookahead.best_common([rates])
         pairs = zip(ids[:size], rates, strict=False)
         return [Proposal(token_id, chance, is_free=True, source=self.source) for token_id, chance in pairs], rate
@@ -88,9 +80,9 @@ class FreeSource(Drafter, ABC):
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
         """Learn how many of the candidates match the target's output, even if they were not proposed."""
-        ids, evidence = self._shown.pop(row, ([], []))
+        ids, levels = self._shown.pop(row, ([], []))
         num_right = num_equal(ids, output_ids)
-        self._rates.learn(evidence[: len(output_ids)], num_right)
+        self._rates.learn(levels[: len(output_ids)], num_right)
         self._written(row, output_ids, num_right)
 
     def release(self) -> None:

@@ -91,10 +91,8 @@ def test_what_overlapping_calls_learn_is_separate() -> None:
     """So is what a copy learns."""
     assistant = uag.Assistant(None, memory=True)
     copied, pickled = copy.copy(assistant), pickle.loads(pickle.dumps(assistant))
-    for name in ("_memory_rates", "_prediction_rates"):
-        rates = getattr(assistant._optional, name)
-        evidence = next(iter(rates._priors))
-        before = rates[evidence]
-        rates.learn([evidence], 0)
-        others = [getattr(other._optional, name)[evidence] for other in (copied, pickled)]
-        assert others == [before, before] != [rates[evidence]] * 2
+    for source, rates in assistant._optional._rates.items():
+        before = rates[1]
+        rates.learn([1], 0)
+        others = [other._optional._rates[source][1] for other in (copied, pickled)]
+        assert others == [before, before] != [rates[1]] * 2

@@ -112,8 +112,7 @@ def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) ->
 def is_idle(assistant: uag.Assistant) -> bool:
     """Whether an assistant keeps nothing from its last call except learned values."""
     drafter: Any = assistant._drafter
-    sources = drafter, assistant._optional._lookup
-    if any(getattr(source, "_rows", None) for source in sources) or assistant._lock.locked():
+    if any(getattr(drafter, name, None) for name in ("_rows", "_known")) or assistant._lock.locked():
         return False
     passes: Any = drafter.model if isinstance(drafter, ModelDrafter) else None
     return passes is None or (not passes.books and not passes.rows)

@@ -24,8 +24,7 @@ from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import PromptLookup
-from uag.drafting.memory.source import PRIORS, MemorySource
-from uag.drafting.ranked import AcceptanceRates
+from uag.drafting.known.source import MemorySource
 from uag.errors import OptionError, PairError
 
 ROWS = left_padded(PROMPTS)
@@ -60,8 +59,8 @@ def test_complete_texts_are_stored(options: dict[str, Any]) -> None:
     assert len(assistant.memory) == 4 * sum(len(prompt) + NEW for prompt in PROMPTS)
 
 
-def test_samples_follow_the_noise() -> None:
-    """If the memory has the outputs of two seeds, the noise tells them apart."""
+def test_samples_are_told_apart() -> None:
+    """If the memory has the outputs of two seeds, each is found where it differs from the other."""
     _, tokenizer = tiny_target("llama")
     assistant = uag.Assistant(None, None, tokenizer, memory=True, num_candidate_tokens=NEW)
     for seed in (1, 2):
@@ -146,11 +145,11 @@ def test_a_custom_drafter_prompt_lookup_and_predictions_are_used_too(source: str
 def test_of_a_prompt_with_ids_below_zero_the_rest_is_stored() -> None:
     """Some models use such ids for images."""
     memory = uag.Memory()
-    source = MemorySource(memory, AcceptanceRates(PRIORS))
+    source = MemorySource(memory)
     source.start([[5, 6, -200, 7, 8]])
     source.finish([[9, 10]])
-    assert memory.look_up([8], 4) == (0, {})
-    assert memory.look_up([7, 8], 4) == (2, {(9, 10): 1})
+    assert memory.look_up([6], 4) == (0, [])
+    assert memory.look_up([7, 8], 4) == (2, [9, 10])
     assert len(memory) == 4
 
 

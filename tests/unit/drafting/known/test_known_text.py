@@ -6,12 +6,12 @@ import pytest
 
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting.texts import follower
-from uag.drafting.texts.follower import Follower, known_ids
+from uag.drafting.known import prediction
+from uag.drafting.known.prediction import PredictionSource, known_ids
 
 
 def ids_of(text: str, adapter: TokenizerAdapter, prompt: Sequence[int]) -> list[int]:
-    return [ord(symbol) for piece in known_ids(text, adapter, prompt) for symbol in piece]
+    return [token_id for piece in known_ids(text, adapter, prompt) for token_id in piece]
 
 
 def test_no_token_reaches_across_a_join_that_the_target_has_cut() -> None:
@@ -24,7 +24,7 @@ def test_no_token_reaches_across_a_join_that_the_target_has_cut() -> None:
 
 
 def test_the_pieces_of_a_long_text_are_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "_PIECE", 100)
+    monkeypatch.setattr(prediction, "_PIECE", 100)
     adapter = from_tokenizer(small_tokenizer("byte_level"))
     text = "the quick brown fox jumps over the lazy dog, " * 30
     assert ids_of(text, adapter, [5]) == adapter.encode_continuation(text.encode())
@@ -47,22 +47,23 @@ def test_a_text_begins_as_the_target_would_write_it() -> None:
     assert known("The ᚠ quick Fox", lossy, lossy.encode_continuation(b"so")) == b"the quick fox"
 
 
-def test_a_replaced_word_ends_behind_letters_of_any_script() -> None:
-    adapter = from_tokenizer(small_tokenizer("byt5"))
-    for start, word in ((0, "naïve_2"), (len("naïve_2 ".encode()), "日本")):
-        text = "naïve_2 日本 x".encode()
-        follows = Follower(text.decode(), adapter)
-        follows.write([3 + byte for byte in text[:start] + b"!"])
-        assert [guess.place for guess in follows.guesses()] == [start + len(word.encode())]
-
-
 def test_only_as_much_of_a_long_text_is_encoded_as_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "_PIECE", 300)
+    """Of alternatives, too: they may be alike up to here."""
+    monkeypatch.setattr(prediction, "_PIECE", 300)
     adapter = from_tokenizer(small_tokenizer("byt5"))
     text = "".join(f"value {n};\n" for n in range(500))
-    right, wrong = Follower(text, adapter), Follower(text, adapter)
+    source = PredictionSource([[text, text + "end"], "other\n" * 500], 2, 1000, lambda: adapter)
+    source.start([[5], [5]])
+    num_encoded = []
     for start in range(0, len(text), 50):
-        right.write([3 + byte for byte in text[start : start + 50].encode()])
-        wrong.write([3 + byte for byte in b"something else"])
-    assert (right.place, right.is_lost, len(right.known)) == (len(text), False, len(text))
-    assert len(wrong.known) < 300
+        source._look_up(0, 50)
+        source._written(0, [3 + byte for byte in text[start : start + 50].encode()], 50)
+        source._look_up(1, 50)
+        source._written(1, [3 + byte for byte in b"something else"], 0)
+        num_encoded.append([len(each.known.ids) for row in source._rows for each in row])
+    for number, (first, second, _) in enumerate(num_encoded, 1):
+        assert abs(first - second) <= 32  # the last bytes of a piece are encoded with the next piece
+        assert min(50 * number, len(text)) <= first <= 50 * number + 600
+    assert source._look_up(0, 9)[1] == [3 + byte for byte in b"end"]
+    assert {wrong for _, _, wrong in num_encoded} == {num_encoded[0][2]}
+    assert num_encoded[0][2] < 300

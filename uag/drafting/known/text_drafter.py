@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.texts.follower import Follower
+from uag.drafting.known.prediction import known_ids
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
 
@@ -27,11 +27,11 @@ often; decrease to notice sooner that it has text again."""
 
 @dataclass
 class _Row:
-    """One row: its text so far, its last ids, the source's last answer, and the rounds until it is called again."""
+    """One row: its text so far, its last ids, the rest of the source's last answer, and the rounds until the next."""
 
     text: bytes
     last_ids: list[int]
-    answer: Follower | None = None
+    answer: Sequence[int] = ()
     pause: int = 0
     last_pause: int = 0
 
@@ -103,45 +103,40 @@ class TextDrafter(Drafter):
 
     def _drafted(self, row: int, limit: int, ask: Ask) -> list[Proposal]:
         proposals: list[Proposal] = []
-        answer = self._answer(self._rows[row]) if limit else None
-        for token_id in answer.continuation(answer.guesses()[0], limit)[0] if answer else ():
+        for token_id in self._answer(self._rows[row])[:limit] if limit else ():
             proposals.append(Proposal(token_id, _CONFIDENCE))
             if token_id in ask.stop_ids or not ask.lookahead.go_on(row, proposals):
                 break
         return proposals
 
-    def _answer(self, row: _Row) -> Follower | None:
-        """Return the last answer if the output still follows it, else a new one, or None."""
-        if row.answer is not None and row.answer.has_more:
+    def _answer(self, row: _Row) -> Sequence[int]:
+        """Return the rest of the last answer, or a new one if the output has left it or reached its end."""
+        if row.answer or row.pause:
+            row.pause = max(row.pause - 1, 0)
             return row.answer
-        row.answer = None
-        if row.pause:
-            row.pause -= 1
-            return None
         row.answer = self._new_answer(row)
         row.last_pause = row.pause = 0 if row.answer else min(2 * row.last_pause or 1, _LONGEST_PAUSE)
         return row.answer
 
-    def _new_answer(self, row: _Row) -> Follower | None:
-        """Call the source and return its answer, or None if it is empty."""
+    def _new_answer(self, row: _Row) -> Sequence[int]:
+        """Call the source and return the ids of its answer; of a long one, those of its first piece."""
         try:
             text = row.text.decode()
         except UnicodeDecodeError:
-            return None  # an incomplete character, or bytes that are not text
+            return ()  # an incomplete character, or bytes that are not text
         began = time.perf_counter()
         answer = self._source(text)
         self._counts.forward_s += time.perf_counter() - began
         self._counts.num_forwards += 1
         if not isinstance(answer, str | None):
             raise OptionError(f"The source of a TextDrafter returned {answer!r}. Return text, or '' for nothing.")
-        follower = Follower(answer or "", self._adapter, row.last_ids)
-        return follower if follower.has_more else None
+        return next(known_ids(answer or "", self._adapter, row.last_ids), ())
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
         """Update a row with the target's output."""
         state = self._rows[row]
-        if state.answer is not None:
-            state.answer.write(output_ids)
+        has_followed = list(state.answer[: len(output_ids)]) == list(output_ids)
+        state.answer = state.answer[len(output_ids) :] if has_followed else ()
         state.text += self._shown(output_ids)
         state.last_ids = [*state.last_ids, *output_ids][-_NUM_LAST:]
 

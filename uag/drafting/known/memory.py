@@ -11,15 +11,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from uag.drafting.memory.index import END, MAX_SIZE, NUM_LAST, Ids, NgramIndex
+from uag.drafting.known.index import END, NUM_LAST, KnownIds
 from uag.errors import LoadingError, OptionError, PairError
+from uag.proposal import num_equal
 
-_MIN_TOKENS = 64
-"""Minimum size. Increase to refuse memories that hold less than one text; decrease to allow them."""
+_MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST
+"""Minimum and maximum size. Increase the minimum to refuse memories that hold less than one text; decrease it to allow
+them. Places are numbers of 32 bits."""
 
-_MAX_PER_SHARED = 4
-"""Maximum number of ids that are looked up per id of the n-gram. Increase for longer blocks after short n-grams;
-decrease to spend less time on candidates that are rarely accepted."""
+_NUM_SHARED = 16
+"""Fewest ids that show that the beginning of a prompt is stored, and that are stored again before the rest. Increase to
+find the rest after longer matches; decrease to store less again."""
+
+_MAX_COMPARED = 4
+"""Maximum number of stored texts with which a prompt is compared. Increase to store less of it again; decrease to add
+texts faster."""
 
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
@@ -35,7 +41,7 @@ class Memory:
     before: share a memory only among users who may know that.
 
     Args:
-        max_tokens: number of tokens to keep; the oldest are overwritten first. Each takes 28 bytes.
+        max_tokens: number of tokens to keep; the oldest are overwritten first. Each takes 12 bytes.
 
     Attributes:
         max_tokens: the argument.
@@ -52,17 +58,17 @@ class Memory:
     """
 
     def __init__(self, max_tokens: int = 1_000_000) -> None:
-        if not isinstance(max_tokens, int) or not _MIN_TOKENS <= max_tokens <= MAX_SIZE:
-            raise OptionError(f"max_tokens={max_tokens!r} must be a whole number from {_MIN_TOKENS} to {MAX_SIZE:,}.")
+        if not isinstance(max_tokens, int) or not _MIN_TOKENS <= max_tokens <= _MAX_TOKENS:
+            raise OptionError(f"{max_tokens=} must be a whole number from {_MIN_TOKENS} to {_MAX_TOKENS:,}.")
         self.max_tokens = max_tokens
         self.tokenizer = ""
         self._lock = threading.Lock()
-        self._index = NgramIndex(max_tokens)
+        self._known = KnownIds(max_tokens)
 
     def __len__(self) -> int:
         """Return the number of stored tokens."""
         with self._lock:
-            return len(self._index)
+            return int(np.count_nonzero(self._known.ids != END))
 
     def add(self, prompt_ids: Sequence[int], output_ids: Sequence[int] = ()) -> None:
         """Store a text, in target ids. The beginning of its prompt is not stored again if it is stored already.
@@ -73,44 +79,41 @@ class Memory:
         texts, most = [*prompt_ids, *output_ids], np.iinfo(np.int32).max
         if texts and not 0 <= min(texts) <= max(texts) <= most:
             raise OptionError(f"A memory stores ids from 0 to {most:,}; others were passed.")
-        ids = np.array(texts, dtype=np.int32)
         with self._lock:
-            num_known = self._num_known(ids[: len(prompt_ids)])
-            self._index.append(ids[max(num_known - NUM_LAST, 0) :])
+            num_known = self._num_known(texts[: len(prompt_ids)])
+            self._known.append([*texts[max(num_known - _NUM_SHARED, 0) :], END])
 
-    def _num_known(self, ids: Ids) -> int:
+    def _num_known(self, ids: list[int]) -> int:
         """Return how many of the first ids are stored, in one text or in texts that continue each other."""
-        num_known = min(NUM_LAST, len(ids))
+        num_known = min(_NUM_SHARED, len(ids))
         while True:
-            length, slots = self._index.occurrences(ids[max(num_known - NUM_LAST, 0) : num_known].tolist())
-            num_more = max((self._index.num_equal(slot, ids[num_known:]) for slot in slots), default=0)
-            # A text that repeats itself would continue in steps of one id.
-            if length < NUM_LAST or num_more < NUM_LAST:
-                return num_known + (num_more if length == NUM_LAST else 0)
+            num_matching, places = self._known.find(ids[max(num_known - _NUM_SHARED, 0) : num_known])
+            if num_matching < _NUM_SHARED:
+                return num_known
+            rest = ids[num_known:]
+            known = (self._known.continuation(place, len(rest)) for place in places[-_MAX_COMPARED:].tolist())
+            num_more = max(num_equal(each, rest) for each in known)
             num_known += num_more
+            if num_more < _NUM_SHARED:  # also of a text that repeats itself, which would continue in steps of one id
+                return num_known
 
-    def look_up(self, last_ids: Sequence[int], num: int) -> tuple[int, dict[tuple[int, ...], int]]:
-        """Return how many of the last ids of a text are stored together, and what followed their latest occurrences.
+    def look_up(self, last_ids: Sequence[int], num: int) -> tuple[int, list[int]]:
+        """Return how many of the last ids of a text are stored together, and what followed their latest occurrence.
 
         Args:
             last_ids: the last ids of the text, at least `NUM_LAST` if it has so many.
-            num: maximum number of ids of each continuation.
+            num: maximum number of following ids.
 
         Returns:
-            The number of ids, and how often each continuation followed, the latest first.
+            The number, at most `NUM_LAST`, and the following ids.
         """
-        counts: dict[tuple[int, ...], int] = {}
         with self._lock:
-            num_shared, slots = self._index.occurrences(last_ids)
-            for slot in slots:
-                continuation = self._index.continuation(slot, min(num, _MAX_PER_SHARED * num_shared))
-                counts[continuation] = counts.get(continuation, 0) + 1
-        return num_shared, counts
+            return self._known.look_up(last_ids, num)
 
     def clear(self) -> None:
         """Remove all texts; any tokenizer can use the memory then."""
         with self._lock:
-            self._index = NgramIndex(self.max_tokens)
+            self._known = KnownIds(self.max_tokens)
             self.tokenizer = ""
 
     def bind(self, tokenizer: str) -> None:
@@ -159,7 +162,7 @@ class Memory:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying, pickling and saving: the texts without their index."""
         with self._lock:
-            return {"max_tokens": self.max_tokens, "tokenizer": self.tokenizer, "ids": self._index.all_ids()}
+            return {"max_tokens": self.max_tokens, "tokenizer": self.tokenizer, "ids": self._known.ids.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of `__getstate__`, and build the index."""
@@ -168,7 +171,7 @@ class Memory:
             raise ValueError("it has no valid ids")
         Memory.__init__(self, int(state["max_tokens"]))
         self.tokenizer = str(state["tokenizer"])
-        self._index.append(ids)
+        self._known.append(ids)
 
     def __repr__(self) -> str:
         return f"Memory({len(self):,} of {self.max_tokens:,} tokens)"

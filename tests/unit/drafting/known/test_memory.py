@@ -12,27 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import uag
-from tests.unit.adapters.strategies import SETTINGS
-from uag.drafting.memory import index
-from uag.drafting.memory.index import END, LENGTHS, NgramIndex
+from uag.drafting.known.index import NUM_LAST, KnownIds, Places
 from uag.errors import LoadingError, OptionError, PairError
-
-texts = st.lists(st.lists(st.integers(0, 5), max_size=60), max_size=12)
-
-
-def followers(stored: Sequence[int], ngram: Sequence[int]) -> list[int]:
-    """Return the ids after each occurrence of an n-gram, latest first."""
-    size = len(ngram)
-    ends = range(len(stored) - 1, size - 1, -1)
-    return [stored[end] for end in ends if stored[end] != END and list(stored[end - size : end]) == list(ngram)]
-
-
-def found(memory: uag.Memory, last_ids: Sequence[int], num: int = 8) -> tuple[int, dict[tuple[int, ...], int]]:
-    return memory.look_up(last_ids, num)
 
 
 def assert_refused(path: Path) -> None:
@@ -46,49 +29,18 @@ def in_threads(work: Callable[[int], None]) -> None:
         list(pool.map(work, range(4)))
 
 
-@SETTINGS
-@given(texts, st.lists(st.integers(0, 5), max_size=20), st.integers(64, 400))
-def test_occurrences_are_those_of_a_plain_search(rows: list[list[int]], last_ids: list[int], size: int) -> None:
-    """Whatever was overwritten; buckets are not crowded, because every slot of a bucket is compared."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "_MAX_VISITED", size)
-        patch.setattr(index, "_MAX_FOUND", size)
-        ngrams = NgramIndex(size)
-        for row in rows:
-            ngrams.append(np.array(row, dtype=np.int32))
-        length, slots = ngrams.occurrences(last_ids)
-    stored = ngrams.all_ids().tolist()
-    possible = [n for n in LENGTHS if n <= len(last_ids) and followers(stored, last_ids[-n:])]
-    assert length == max(possible, default=0)
-    if length:
-        assert [ngrams.continuation(slot, 1)[0] for slot in slots] == followers(stored, last_ids[-length:])
-
-
-@SETTINGS
-@given(texts)
-def test_the_latest_texts_are_kept_and_the_oldest_dropped(rows: list[list[int]]) -> None:
-    ngrams = NgramIndex(100)
-    everything: list[int] = []
-    for row in rows:
-        ngrams.append(np.array(row, dtype=np.int32))
-        everything += [*row, END]
-        kept = "".join(map(chr, ngrams.all_ids()[ngrams.all_ids() != END]))
-        written = "".join(chr(token_id) for token_id in everything if token_id != END)
-        assert written.endswith(kept)
-        assert len(row) <= len(kept) == len(ngrams) < 100
-
-
-def test_the_longest_match_and_the_frequencies_decide() -> None:
+def test_the_longest_and_then_the_latest_match_decides() -> None:
     memory = uag.Memory()
-    for last in (7, 7, 8):
+    for last in (7, 8):
         memory.add([1, 2, 3, 4, 5, last])
     memory.add([9, 9, 4, 5, 6])
-    assert found(memory, [2, 3, 4, 5]) == (4, {(8,): 1, (7,): 2})
-    assert found(memory, [0, 0, 4, 5]) == (2, {(6,): 1, (8,): 1, (7,): 2})
-    assert found(memory, [0, 0, 5, 4]) == (0, {})
+    assert memory.look_up([2, 3, 4, 5], 8) == (4, [8])
+    assert memory.look_up([0, 0, 4, 5], 8) == (2, [6])
+    assert memory.look_up([0, 0, 5, 10], 8) == (0, [])
     for _ in range(3):
         memory.add(list(range(10, 40)), [50, 51, 52])  # the prompt is stored once, and each output
-    assert found(memory, [38, 39], 2) == (2, {(50, 51): 3})
+    assert memory.look_up([38, 39], 2) == (2, [50, 51])
+    assert len(memory) == 17 + 33 + 2 * (16 + 3)
 
 
 def test_a_conversation_is_stored_once() -> None:
@@ -98,17 +50,17 @@ def test_a_conversation_is_stored_once() -> None:
         output = list(range(100 * turn, 100 * turn + 40))
         memory.add(text, output)
         text += output
-    assert len(memory) < len(text) + 10 * LENGTHS[-1] + 1
-    for place in range(LENGTHS[-1], len(text) - 1):
-        length, counts = found(memory, text[:place], 1)
-        assert (length, set(counts)) == (LENGTHS[-1], {(text[place],)})
+    assert len(memory) < len(text) + 10 * 16 + 1
+    for place in range(16, len(text) - 1):
+        num_matching, following = memory.look_up(text[:place], 1)
+        assert (num_matching >= 16, following) == (True, [text[place]])
 
 
 def test_a_text_longer_than_the_memory_keeps_its_end() -> None:
     memory = uag.Memory(max_tokens=64)
     memory.add(list(range(200)))
     assert len(memory) == 63
-    assert found(memory, [190, 191], 3) == (2, {(192, 193, 194): 1})
+    assert memory.look_up([190, 191], 3) == (2, [192, 193, 194])
 
 
 @pytest.mark.parametrize("max_tokens", [63, 2**31, 1e6, True, None])
@@ -124,8 +76,6 @@ def test_a_copy_has_the_same_texts(way: str, tmp_path: Path) -> None:
     for start in range(40):
         memory.add(list(range(start, start + 30)))
     memory.add([200, 201, 202])
-    for _ in range(index._MAX_FOUND):
-        memory.add([200, 201])
     if way == "file":
         memory.save(tmp_path / "memory.npz")
         memory.save(tmp_path / "memory.npz")
@@ -134,7 +84,8 @@ def test_a_copy_has_the_same_texts(way: str, tmp_path: Path) -> None:
     else:
         copied = pickle.loads(pickle.dumps(memory)) if way == "pickle" else copy.deepcopy(memory)
     assert (copied.max_tokens, copied.tokenizer, len(copied)) == (500, "one tokenizer", len(memory))
-    assert all(found(copied, [n, n + 1]) == found(memory, [n, n + 1]) != (0, {}) for n in (*range(35, 60), 200))
+    for first in (*range(35, 60), 200):
+        assert copied.look_up([first, first + 1], 8) == memory.look_up([first, first + 1], 8) != (0, [])
     copied.add([1, 2, 3])
     assert len(copied) != len(memory)
 
@@ -206,19 +157,19 @@ def test_ids_that_cannot_be_stored_are_refused(ids: list[int]) -> None:
     assert len(memory) == 0
 
 
-def test_a_text_that_repeats_itself_is_added_with_few_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, look_ups, look_up = uag.Memory(), list[int](), NgramIndex.occurrences
+def test_a_text_that_repeats_itself_is_added_with_few_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, searches, find = uag.Memory(), list[int](), KnownIds.find
 
-    def counted(self: NgramIndex, last_ids: Sequence[int]) -> tuple[int, list[int]]:
-        look_ups.append(1)
-        return look_up(self, last_ids)
+    def counted(self: KnownIds, last_ids: Sequence[int]) -> tuple[int, Places]:
+        searches.append(1)
+        return find(self, last_ids)
 
-    monkeypatch.setattr(NgramIndex, "occurrences", counted)
+    monkeypatch.setattr(KnownIds, "find", counted)
     memory.add([7] * 17)
     memory.add([7] * 20_000)
     memory.add([7] * 20_000)
-    assert len(look_ups) < 100
-    assert found(memory, [7] * 16)[0] == 16
+    assert len(searches) < 100
+    assert memory.look_up([7] * NUM_LAST, 1) == (NUM_LAST, [7])
 
 
 def test_threads_save_to_one_path_and_never_through_links(tmp_path: Path) -> None:
@@ -264,8 +215,8 @@ def test_threads_add_and_look_up_at_the_same_time(tmp_path: Path) -> None:
             first = 1000 * number + 100 * (text % 3)
             memory.add(list(range(first, first + 40)))
             memory.save(tmp_path / f"{number}.npz")
-            for continuation in found(memory, [first + 20, first + 21], 5)[1]:
-                assert list(continuation) == list(range(first + 22, first + 22 + len(continuation)))
+            _, following = memory.look_up([first + 20, first + 21], 5)
+            assert following == list(range(first + 22, first + 22 + len(following)))
 
     in_threads(work)
     assert len(uag.Memory.load(tmp_path / "0.npz")) > 900

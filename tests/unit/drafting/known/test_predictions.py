@@ -13,9 +13,8 @@ import torch
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting import Ask, PromptLookup
-from uag.drafting.ranked import AcceptanceRates, FreeFirst
-from uag.drafting.texts.follower import PRIORS
-from uag.drafting.texts.prediction import PredictionSource, check_ids, read_predictions
+from uag.drafting.known.prediction import PredictionSource, check_ids, read_predictions
+from uag.drafting.ranked import FreeFirst
 from uag.errors import OptionError
 from uag.lookahead import Lookahead, Round
 from uag.projection import Scoring
@@ -77,15 +76,15 @@ def ids_of(source: PredictionSource | FreeFirst, budgets: list[int]) -> list[lis
     return [[p.target_id for p in line] for line in source.propose(ask(budgets))]
 
 
-def source_of(*by_row: list[Any], prompts: list[list[int]], adapter: Any = None) -> PredictionSource:
+def source_of(*by_row: Any, prompts: list[list[int]], adapter: Any = None) -> PredictionSource:
     """A source that has started with predictions and a prompt for each row."""
-    source = PredictionSource(list(by_row), adapter, AcceptanceRates(PRIORS))
+    source = PredictionSource(list(by_row), len(by_row), 1000, lambda: adapter)
     source.start(prompts)
     return source
 
 
 def test_what_is_followed_for_longer_is_offered_farther() -> None:
-    source = source_of([tuple(range(10, 400))], prompts=[[1, 2]])
+    source = source_of(tuple(range(10, 400)), prompts=[[1, 2]])
     lengths, done = [], 10
     for _ in range(4):
         (line,) = ids_of(source, [500])
@@ -100,17 +99,17 @@ def test_what_is_followed_for_longer_is_offered_farther() -> None:
 
 
 def test_guesses_that_are_wrong_are_soon_not_made() -> None:
-    source = source_of([tuple(range(100, 200)) * 3], prompts=[[1]])
+    source = source_of(tuple(range(100, 200)) * 3, prompts=[[1]])
     offered = []
-    for number in range(60):  # the output contains each of its ids, but never two consecutive ones
+    for number in range(100):  # the output contains each of its ids, but never two consecutive ones
         offered.append(len(ids_of(source, [500])[0]))
         source.accept(0, 0, [100 + number * 37 % 100])
-    assert sum(offered[:10]) > 0 == sum(offered[40:])
+    assert sum(offered[:10]) > 0 == sum(offered[80:])
 
 
 def test_of_several_predictions_the_one_that_was_right_so_far_goes_on() -> None:
     wrong, right = (1, 2, 3, 50, 51, 52, 53, 54), (1, 2, 3, 60, 61, 62, 63, 64)
-    source = source_of([wrong, right], [], prompts=[[7], [7]])
+    source = source_of([wrong, right], None, prompts=[[7], [7]])
     first, second = ids_of(source, [20, 20])
     assert first == list(wrong)[: len(first)]
     assert not second
@@ -126,14 +125,14 @@ def test_a_rows_text_begins_behind_its_own_prompt() -> None:
     adapter = from_tokenizer(small_tokenizer("byte_level"))
     whole = adapter.encode_continuation(b"the quick brown fox")
     prompt = adapter.encode_continuation(b"so: ")
-    source = source_of(["the quick brown fox"], prompts=[prompt], adapter=adapter)
+    source = source_of("the quick brown fox", prompts=[prompt], adapter=adapter)
     source.accept(0, 0, whole[:1])
     (line,) = ids_of(source, [20])
     assert line == whole[1:]
 
 
 def test_the_source_that_promises_most_goes_first() -> None:
-    prediction = PredictionSource([[(20, 21, 22, 23, 24, 25, 26, 27)]], None, AcceptanceRates(PRIORS))
+    prediction = PredictionSource([20, 21, 22, 23, 24, 25, 26, 27], 1, 100)
     both = FreeFirst(None, [prediction, PromptLookup()])
     both.start([[20, 30, 31, 32, 33, 34, 35, 36]])
     both.accept(0, 0, [20])
@@ -167,7 +166,7 @@ def test_a_million_ids_take_little_more_memory_than_they_hold(kind: Any) -> None
     ids = [0xFEFF, 0xD800, 150_000, *range(1_000_000)]
     value = kind(ids)
     tracemalloc.start()
-    source = PredictionSource(read_predictions(value, 1), None, AcceptanceRates(PRIORS))
+    source = PredictionSource(value, 1, 1_000_001)
     source.start([[1]])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

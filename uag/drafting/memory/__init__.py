@@ -1,1 +1,0 @@
-"""Candidates from earlier calls: their prompts and outputs, in target ids."""
