@@ -73,12 +73,12 @@ def _registered() -> dict[str, set[str]]:
     from uag.products import placing
     from uag.sampling import noise
 
-    files = []
-    folder = Path("/proc/self/fd")
-    for link in folder.iterdir() if folder.is_dir() else ():
+    files, folder = [], "/proc/self/fd"
+    for number in os.listdir(folder) if os.path.isdir(folder) else ():
         with contextlib.suppress(OSError):  # the folder's own
-            if "/ray/session_" not in str(link.readlink()):  # logs of a cluster, which outlives its tests
-                files.append(f"{link.name} {link.readlink()}")
+            file = os.readlink(f"{folder}/{number}")
+            if "/ray/session_" not in file:  # logs of a cluster, which outlives its tests
+                files.append(f"{number} {file}")
     lasting = ("pipe:", "anon_inode:", "/dev/", "/proc/", "socket:")  # threads and event loops of other libraries
     return {
         "generators": {f"{generator}" for generator in noise._holders},

@@ -25,10 +25,10 @@ _TEXTS = (
     "class Stack:\n    def push(self, item):\n",
 )
 
-_NUM_TOKENS, _NUM_CANDIDATES = 16, 4
+_NUM_TOKENS, _NUM_CANDIDATES = 10, 4
 """Output tokens of a call, and candidates of a round. Increase to check more rounds; decrease to save time."""
 
-_STEP_OF_ERROR = 6
+_STEP_OF_ERROR = 5
 """Output tokens before the error of the call that fails: enough for some rounds."""
 
 Lines = list[list[int]]
@@ -46,7 +46,7 @@ def check_drafter(
 
     Args:
         drafter: the drafter. It learns from these calls as from others.
-        target: the target; None for the bundled demo pair's, which writes Python.
+        target: the target; None for the small model of the bundled demo pair, which writes Python.
         tokenizer: the target's tokenizer; not needed if `prompts` are passed, except by a `TextDrafter`.
         prompts: target ids of two or more prompts; None for beginnings of Python functions.
 
@@ -61,7 +61,7 @@ def check_drafter(
         print(check_drafter(MyDrafter()))
     """
     if target is None:
-        target, tokenizer = load_model(demo_folder("target")), load_tokenizer(demo_folder("target"))
+        target, tokenizer = load_model(demo_folder("draft")), load_tokenizer(demo_folder("draft"))
     if prompts is None:
         if tokenizer is None:
             raise OptionError(

@@ -13,7 +13,7 @@ def test_known_cases(name: str) -> None:
 
 
 def test_drawn_cases() -> None:
-    tally = fuzz(seed=0, num_cases=30)
+    tally = fuzz(seed=0, num_cases=12)
     print(tally.report())
     assert tally.finding is None
     # Two cases in five change the target, or fall back to plain decoding for other reasons.

@@ -147,8 +147,8 @@ def virtual(model: Any, kind: str) -> Any:
 
 
 # What is run of each wrapper by default, and what with -m slow.
-CALLS = [(1, SAMPLED), (3, GREEDY)]
-OTHERS = [(1, GREEDY), (3, SAMPLED)]
+CALLS = [(3, GREEDY)]
+OTHERS = [(1, SAMPLED), (1, GREEDY), (3, SAMPLED)]
 _SLOW = {"compiled in place", "forward compiled", "lora without a task", "dora merged", "ia3", "lora offloaded"}
 TRANSPARENT_NAMES, ADAPTER_NAMES = (
     [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in kinds]

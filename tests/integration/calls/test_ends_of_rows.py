@@ -128,7 +128,7 @@ def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
     inputs = batch(tokenizer, num_rows)
     width = inputs["input_ids"].shape[1]
     long = target.generate(**inputs, **GREEDY)
-    ends = [int(long[0, width + 8]), int(long[-1, width + 15])]
+    ends = [int(long[0, width + 8]), int(long[-1, width + 11])]
     options = GREEDY | {"eos_token_id": ends, "pad_token_id": 3}
     stats = compare(target, inputs | options, oracle(target, tokenizer, long, width, spoil=spoil))
     lengths = [next((i + 1 for i, t in enumerate(row) if t in ends), NEW) for row in long[:, width:].tolist()]

@@ -12,9 +12,18 @@ import torch
 from transformers import DynamicCache
 
 import uag
-from tests.support.calls import PROMPTS, assert_drafted, assistant_of, compare, draft_options, left_padded, pair
+from tests.support.calls import (
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    assert_drafted,
+    assistant_of,
+    compare,
+    draft_options,
+    left_padded,
+    pair,
+)
 from tests.support.grids import covering
-from tests.support.short_calls import GREEDY, SAMPLED
 from uag.hf.cache.caches import CACHE
 
 

@@ -10,8 +10,10 @@ import torch
 import uag
 from tests.support.calls import (
     EOS_IDS,
+    GREEDY,
     PROMPTS,
     ROWS,
+    SAMPLED,
     assert_drafted,
     assistant_of,
     batch,
@@ -22,7 +24,6 @@ from tests.support.calls import (
 )
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
-from tests.support.short_calls import GREEDY, SAMPLED
 from tests.support.tokenizers import small_tokenizer
 
 CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

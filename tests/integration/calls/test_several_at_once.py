@@ -9,8 +9,7 @@ import torch
 from transformers import LogitsProcessor
 
 import uag
-from tests.support.calls import assistant_of, batch, pair
-from tests.support.short_calls import GREEDY
+from tests.support.calls import GREEDY, assistant_of, batch, pair
 from uag.assistant import _MAX_OTHERS
 from uag.errors import UnsupportedError
 

@@ -11,6 +11,8 @@ import torch
 
 import uag
 from tests.support.calls import (
+    GREEDY,
+    NEW,
     PROMPTS,
     ROWS,
     Looks,
@@ -26,7 +28,6 @@ from tests.support.calls import (
     through,
 )
 from tests.support.grids import covering
-from tests.support.short_calls import GREEDY, NEW
 from uag.lookahead import clock
 from uag.stats import RowStats, Stats
 

@@ -10,8 +10,10 @@ from transformers import StoppingCriteria
 
 import uag
 from tests.support.calls import (
+    GREEDY,
     PROMPTS,
     ROWS,
+    SAMPLED,
     Puts,
     Watches,
     assistant_of,
@@ -23,7 +25,6 @@ from tests.support.calls import (
     raises_at,
 )
 from tests.support.grids import covering
-from tests.support.short_calls import GREEDY, SAMPLED
 
 
 @ROWS

@@ -13,8 +13,7 @@ import torch
 from transformers import GenerationMixin
 
 import uag
-from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padded, pair
-from tests.support.short_calls import GREEDY, SAMPLED
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair
 from uag.drafting import Ask
 from uag.hf.models import head_size
 from uag.hf.once import _known

@@ -10,7 +10,7 @@ import pytest
 import uag
 from tests.support.served import plain_text
 from tests.support.served import run_cli as run
-from tests.support.trained import demo
+from tests.support.trained import demo, small
 from uag.bench import BenchOptions, build_arms, complete, heldout_prompts, measure, spread
 from uag.drafting.pairing import Pairing
 from uag.errors import OptionError
@@ -85,7 +85,7 @@ def test_bench_prints_a_line_per_arm_and_batch(capsys: pytest.CaptureFixture[str
 def test_sampling_bench_refuses_only_what_differs() -> None:
     names = ("transformers", "uag-no-draft", "uag")
     options = BenchOptions(arm_names=names, temperature=1.0, max_new_tokens=12, num_trials=1)
-    records = {record.arm: record for record in measure(demo(), spread(heldout_prompts(), 1), options)}
+    records = {record.arm: record for record in measure(small(), spread(heldout_prompts(), 1), options)}
     assert all(records[name].refusal is None for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling with the same seed.
     assert (records["transformers"].refusal or "").startswith("differs from plain decoding at row 0")

@@ -14,7 +14,7 @@ from uag.projection import DraftRow, Feed, Node, link
 
 BAD = 77
 
-NAMES = ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2", "gemma3", "mistral"]
+NAMES = ["llama", "qwen3", "gpt_neox", "gpt2", "gemma3", "mistral"]
 
 
 def uncompiled(model: Any) -> TorchPasses:
@@ -33,8 +33,8 @@ def test_every_token_sees_its_ancestors_only(
     monkeypatch.setattr("uag.drafting.models.static_passes._SMALLEST", 16)  # so that the cache has to grow
     model, _ = tiny_target(name)
     draft = kind(model)
-    for _ in range(2):  # the second call of a compiled draft finds the cache of the first
-        check_rollbacks(draft, model, 9, 2e-5, num_rows)
+    for num_passes in (7, 2)[: 1 + (kind is uncompiled)]:  # its second call finds the cache of the first
+        check_rollbacks(draft, model, num_passes, 2e-5, num_rows)
         draft.release()
 
 
@@ -66,7 +66,7 @@ def test_padding_and_rejected_tokens_that_overflow_leave_other_tokens_alone(
 
     prompts, second = [(5, 9, 14, 3, 27), (8, 6)][:num_rows], [(7,), (40,)][:num_rows]
     draft.feed([feed(row, 0, *ids) for row, ids in enumerate(prompts)])
-    for _ in range(3):
+    for _ in range(2):
         draft.feed([feed(0, 5, BAD, BAD)])
         draft.feed([feed(row, len(prompts[row]), *ids) for row, ids in enumerate(second)])
         for row in rows:

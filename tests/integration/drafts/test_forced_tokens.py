@@ -13,6 +13,7 @@ from tests.support.calls import GREEDY, MODES, PROMPTS, SAMPLED, assistant_of, i
 from uag.hf.models import head_size
 
 WIDTH = len(PROMPTS[0])
+NUM_NEW = 20
 MIDDLE = [31, 32, 33, 34, 35, 36]
 EVERYTHING = list(range(5, 600))
 
@@ -53,7 +54,7 @@ def both(
     for generate in (pair()[0].generate, lambda **given: assistant.generate(pair()[0], **given)):
         template, ids = make(), list[Any]()
         try:
-            given = left_padded(prompts) | options | others()
+            given = left_padded(prompts) | options | {"max_new_tokens": NUM_NEW} | others()
             ids = ids_of(seeded(5, generate, **given, prefix_allowed_tokens_fn=template)).tolist()
         except ArithmeticError as error:
             ids = [str(error)]
@@ -68,7 +69,7 @@ def test_forced_tokens_save_passes_and_no_call_of_the_function_differs(options: 
     # Candidates are at most 5 at once, and the target adds a token of its own.
     assert stats.accepted_by_source["constraint"] == 2 * len(MIDDLE) - 2
     assert stats.candidates_by_source["constraint"] == 2 * len(MIDDLE) - 2
-    assert stats.num_target_forwards <= 20 - 10
+    assert stats.num_target_forwards <= NUM_NEW - 10
 
 
 @pytest.mark.parametrize("length", [1, 3, None])

@@ -53,7 +53,7 @@ def hybrid_assistant(name: str) -> uag.Assistant:
 def test_distributions_after_rollbacks_are_those_of_the_whole_text(name: str) -> None:
     passes = open_passes(hybrid(name))
     assert isinstance(passes, TorchPasses)
-    check_rollbacks(passes, hybrid(name), 16, 1e-4)
+    check_rollbacks(passes, hybrid(name), 9, 1e-4)
 
 
 @pytest.mark.parametrize("name", HYBRID_DRAFTS)

@@ -165,7 +165,7 @@ def test_rows_of_returned_sequences_share_their_prompts_prediction() -> None:
 
 def test_beside_a_drafter_of_ones_own_and_after_copies() -> None:
     target, tokenizer, *_ = pair()
-    given = left_padded(PROMPTS[:1]) | GREEDY
+    given = left_padded(PROMPTS[:1]) | GREEDY | {"max_new_tokens": 20}
     outputs = target.generate(**given)[:, given["input_ids"].shape[1] :].tolist()
     options: dict[str, Any] = {"drafter": OracleDrafter(outputs, 649, spoil=3), "num_candidate_tokens": 3}
     assistant = uag.Assistant(None, None, tokenizer, prediction=outputs[0][:12], **options)

@@ -21,7 +21,7 @@ DEMO = ("demo-target", "demo-draft")
 TWINS = ("demo-draft", "demo-draft")
 """A draft that shares the target's tokenizer. It did not write the texts, so its candidates are often rejected."""
 
-NUM_NEW = 16
+NUM_NEW = 12
 
 
 @cache

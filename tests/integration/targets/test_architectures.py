@@ -20,8 +20,8 @@ TEXTS = (
     "def add(first,",
     "Ein kleiner Bär ging über die Straße; naïve",
 )
-NEW = 20
-FEW = 12
+NEW = 16
+FEW = 8
 """New tokens where a model drafts: its passes cost most, and a few rounds show what is wrong."""
 ENCODER_DECODERS = {"t5", "bart"}
 FORGETFUL = {"mamba", "rwkv", "jamba"}

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import uag
 from tests.fuzz.targets import CHANGES as DRAWN
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
 from tests.support.grids import ROWS_AND_MODES, covering
 
 pytestmark = pytest.mark.filterwarnings("ignore:uag. other code changes")
@@ -112,7 +112,7 @@ def test_kernels_leave_a_changed_model_alone(owner: Any, name: str) -> None:
 
     with patch.object(owner, name, watched):
         uag.Assistant(None).generate(target, torch.tensor([PROMPTS[0]]), **GREEDY)
-    assert len(seen) >= 20 * 15
+    assert len(seen) >= NEW * 15
 
 
 @ROWS_AND_MODES

@@ -111,16 +111,16 @@ def test_classes_that_mask_windows_are_assisted_beyond_them(class_name: str) -> 
 
 def test_a_drawn_sample_of_all_configurations_is_equal_or_plain_with_a_reason() -> None:
     """Of each class: unchanged, and with two variants."""
-    draws = random.Random(1)
+    draws = random.Random(2)
     kinds = []
-    for name in draws.sample(list(class_names()), 12):
+    for name in draws.sample(list(class_names()), 5):
         for place, found in enumerate(sweep(name, draws.randrange(1 << 30), 0)):
             assert found[2] != "DIFFERENT", found
             assert found[2] != "plain" or "plain decoding" in found[3], found
             kinds.append(found[2])
             if place == 4:
                 break
-    assert kinds.count("equal, both") > 18
+    assert kinds.count("equal, both") > 12
 
 
 @pytest.mark.slow

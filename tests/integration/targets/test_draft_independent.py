@@ -85,7 +85,7 @@ def check_class(way: dict[str, Any], name: str, dtype: torch.dtype) -> None:
     target, tokenizer = tiny_target(name)
     for num_rows, do_sample in ((1, True), (3, False)):
         inputs = inputs_of(tokenizer, num_rows)
-        check_sources(way, target.to(dtype), tokenizer, inputs, max_new_tokens=20, do_sample=do_sample)
+        check_sources(way, target.to(dtype), tokenizer, inputs, max_new_tokens=16, do_sample=do_sample)
 
 
 @WAYS

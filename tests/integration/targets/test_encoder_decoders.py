@@ -14,10 +14,9 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import PROMPTS, EndsAt, compare, left_padded, seeded
+from tests.support.calls import NEW, PROMPTS, SAMPLED, EndsAt, compare, left_padded, seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.models import spread, tiny_draft, tiny_of_class, tiny_target
-from tests.support.short_calls import NEW, SAMPLED
 from tests.support.tiny_classes import tiny_config
 from tests.support.tokenizers import small_tokenizer
 from tests.support.walk import SharedDrafter

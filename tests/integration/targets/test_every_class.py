@@ -3,7 +3,10 @@
 The walk over all of them is slow: `pytest -m slow tests/integration/targets/test_every_class.py`.
 """
 
+from typing import Any
+
 import pytest
+import torch
 
 from tests.support.tiny_classes import class_names
 from tests.support.walk import examine
@@ -31,8 +34,8 @@ SAMPLE = {
 """Maps a class to a part of the reasons for plain decoding or lockstep, where the test asks for one."""
 
 
-def check(class_name: str, reason: str = "", num_calls: int = 4) -> None:
-    verdict = examine(class_name, num_calls)
+def check(class_name: str, reason: str = "", **options: Any) -> None:
+    verdict = examine(class_name, **options)
     if verdict.kind in ("not built", "not run"):
         pytest.skip(f"transformers alone: {verdict.reason}")
     assert verdict.kind in ("equal", "plain"), verdict
@@ -48,7 +51,7 @@ def check(class_name: str, reason: str = "", num_calls: int = 4) -> None:
 def test_a_sample(class_name: str) -> None:
     if class_name not in class_names():
         pytest.skip("not in this release")
-    check(class_name, SAMPLE[class_name], num_calls=2)
+    check(class_name, SAMPLE[class_name], num_calls=2, dtypes=(torch.float32,))
 
 
 @pytest.mark.slow

@@ -9,9 +9,8 @@ import torch
 from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dynamic
 
 import uag
-from tests.support.calls import PROMPTS, assert_drafted, compare, left_padded, pair
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
 from tests.support.grids import ROWS_AND_MODES, covering
-from tests.support.short_calls import GREEDY, SAMPLED
 from uag.hf import models, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")

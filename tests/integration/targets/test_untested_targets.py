@@ -261,8 +261,7 @@ OTHERS: dict[str, Callable[[Any, Callable[[int], float]], AbstractContextManager
 """Functions that the user registers, and forwards that an installed package replaces."""
 
 
-@ROWS
-@pytest.mark.parametrize("name", OTHERS)
+@covering("name, num_rows", OTHERS, (1, 3), strength=1)
 def test_functions_of_others_in_a_tested_class_are_tried(name: str, num_rows: int) -> None:
     model = tiny_model("mixtral", VOCAB)
     with OTHERS[name](model, lambda width: 0.9):

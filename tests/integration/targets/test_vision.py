@@ -8,9 +8,8 @@ import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 import uag
-from tests.support.calls import assert_drafted, compare
+from tests.support.calls import GREEDY, NEW, SAMPLED, assert_drafted, compare
 from tests.support.models import spread, tiny_draft
-from tests.support.short_calls import GREEDY, NEW, SAMPLED
 from tests.support.tokenizers import small_tokenizer
 from tests.support.walk import SharedDrafter
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.calls import assistant_of, batch, compare, pair
-from tests.support.short_calls import GREEDY, SHORT
+from tests.support.calls import GREEDY, assistant_of, batch, compare, pair
 from uag.stats import Stats
 
 peft = pytest.importorskip("peft", reason="pip install peft")
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("few_compilations")
 
 
 def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate", *, is_drafted: bool = True) -> Stats:
-    stats = compare(target, batch(pair()[1], rows) | options | SHORT, assistant_of(), door=door)
+    stats = compare(target, batch(pair()[1], rows) | options, assistant_of(), door=door)
     assert (stats.num_candidate_tokens > 0) is is_drafted
     return stats
 

@@ -167,21 +167,23 @@ def top_two(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("options", "warp"),
+    ("options", "warp", "num_new"),
     [
-        ({}, softmax),
-        ({"top_k": 2, "temperature": 0.5}, partial(top_two, temperature=0.5)),
-        ({"output_logits": True}, softmax),
+        ({}, softmax, 4),
+        ({"top_k": 2, "temperature": 0.5}, partial(top_two, temperature=0.5), 4),
+        ({"output_logits": True}, softmax, 3),
     ],
     ids=["plain", "top-k", "lockstep"],
 )
-def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, warp: Any) -> None:
+def test_the_distribution_of_whole_texts(
+    options: Any, warp: Any, num_new: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, draft, accepted = bigram_model(TARGET), bigram_model(DRAFT), []
 
     def run() -> tuple[int, ...]:
         assistant = Assistant(draft, num_candidate_tokens=2, sampling="rejection")
         output = assistant.generate(
-            target, torch.tensor([[1]]), do_sample=True, max_new_tokens=4, pad_token_id=0,
+            target, torch.tensor([[1]]), do_sample=True, max_new_tokens=num_new, pad_token_id=0,
             return_dict_in_generate=True, **({"top_k": 0} | options),
         )  # fmt: skip
         accepted.append(assistant.stats.num_accepted_tokens)
@@ -190,9 +192,9 @@ def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, option
     monkeypatch.setattr("uag.drafting.pairing.head_size", lambda _: 0)
     found = Explorer(monkeypatch).probs(run)
     assert abs(sum(found.values()) - 1.0) < 1e-12
-    for ids, weight in plain_probs(1, 4, warp).items():
+    for ids, weight in plain_probs(1, num_new, warp).items():
         assert found[ids] == pytest.approx(weight, abs=1e-12 if not options.get("temperature") else 1e-7)
-    assert {0, 1, 2} <= set(accepted)
+    assert set(range(num_new - 1)) <= set(accepted)
 
 
 def test_the_distribution_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
