@@ -44,7 +44,7 @@ def test_the_front_page_is_short() -> None:
 def test_set_up_is_three_commands() -> None:
     install, main_job, tests = blocks("sh")[0].splitlines()
     assert shlex.split(install)[:4] == ["pip", "install", "-c", "constraints.txt"]
-    assert (main_job, tests) == ("uag demo", "pytest")
+    assert (main_job, tests) == ("uag demo", "pytest -n 2")
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
