@@ -79,7 +79,7 @@ def test_real_pairs_are_measured(
     assert "uag-gguf: skipped: " in shown
     assert "Spec-Bench: skipped, no file /no/such/file" in shown
     assert "HumanEval (raw), greedy: 1 prompts x 4 tokens" in shown
-    assert re.search(r"uag [\d.]+x: [\d.]+ from matrix products, [\d.]+ from drafting", shown)
+    assert re.search(r"uag [\d.]+x: [\d.]+ from uag's own passes, [\d.]+ from drafting", shown)
     assert torch.backends.cpu.get_cpu_capability() in shown
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     expected = [(arm, temperature) for temperature in (0.0, 0.7) for arm in ("plain", "uag", "uag-no-draft")]

@@ -197,9 +197,8 @@ def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
         if summary.not_drafting:
             yield f"{summary.arm}, last call: not drafting: {summary.not_drafting}"
         if no_draft is not None and summary.arm.startswith("uag") and summary is not no_draft and summary.gain:
-            source = "passes of a fixed width" if no_draft.note else "matrix products"
             yield (
-                f"{summary.arm} {summary.speed_up:.2f}x: {no_draft.speed_up:.2f} from {source}, "
+                f"{summary.arm} {summary.speed_up:.2f}x: {no_draft.speed_up:.2f} from uag's own passes, "
                 f"{summary.gain:.2f} from drafting"
             )
 

@@ -57,7 +57,7 @@ def test_table_fits_eighty_columns_and_escapes_markup() -> None:
 def test_the_speed_up_is_split_into_products_and_drafting() -> None:
     records = [record("plain", 3.0), record("uag-no-draft", 2.0), record("uag", 1.0)]
     table = shown(summary_table(summarize(records)))
-    assert "uag 3.00x: 1.50 from matrix products, 2.00 from drafting" in table
+    assert "uag 3.00x: 1.50 from uag's own passes, 2.00 from drafting" in table
     assert "uag-no-draft 1.50x" not in table
     _, no_draft, uag = summarize(records)
     assert (no_draft.gain, uag.gain, uag.gain_quartiles) == (1.0, 2.0, (2.0, 2.0))
