@@ -27,4 +27,7 @@ KNOWN: dict[str, Case] = {
     "a cache of the caller evicts": Case(extras=("cache evicting",)),
     "a cache of the caller rounds": Case(extras=("cache rounding",)),
     "a cache's update is replaced": Case(extras=("cache replaced",)),
+    "a prompt that overflows is read by PyTorch": Case(
+        target="ApertusForCausalLM", change="embeddings inf", rows=("def add(first, ",), extras=("cache scaled",)
+    ),
 }

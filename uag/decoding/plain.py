@@ -72,7 +72,8 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
     criteria = _RecordingCriteria(call.stopping_criteria, drawing)
     try:
         kernels = OwnKernels() if config.output_attentions else call.kernels  # they do not return attention weights
-        with kernels.in_place(), kernels.running(FEW_ROWS):
+        most_rows = min(FEW_ROWS, call.input_ids.shape[0])  # the prompt is PyTorch's, as in assisted calls
+        with kernels.in_place(), kernels.running(most_rows):
             output = passes.sample_plainly(
                 call.model,
                 call.input_ids,
