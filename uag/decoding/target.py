@@ -84,7 +84,9 @@ class Limits:
         num_slots = self._prompt_slots + 1 if length is None else length + self.num_hidden
         if num_slots >= self._cut.at:
             return self._cut.why
-        return f"has only {self._max_positions} positions" if num_slots > self._max_positions else ""
+        # A prompt beyond the positions needs no other passes: there is just no room for candidates.
+        is_beyond = length is not None and num_slots > self._max_positions
+        return f"has only {self._max_positions} positions" if is_beyond else ""
 
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
         """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.

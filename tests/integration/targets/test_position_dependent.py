@@ -12,6 +12,7 @@ from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import tiny_model, tiny_of_class
 from tests.support.walk import SharedDrafter
 from uag.hf.cache.caches import CACHE
+from uag.products import kernel
 
 VOCAB, NEW = 300, 26
 PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]
@@ -167,7 +168,8 @@ def test_end_of_the_positions_is_named(length: int) -> None:
     """A text may exceed the positions of a model with rotary embeddings, without candidates."""
     model, ids = tiny_model("llama", VOCAB, max_position_embeddings=32), torch.tensor([(PROMPTS[0] * 4)[:length]])
     known = model.generate(ids, max_new_tokens=20, do_sample=False)
-    assistant = uag.Assistant(None, None, drafter=SharedDrafter(known[:, length:].tolist(), VOCAB, 1.0))
+    drafter = SharedDrafter(known[:, length:].tolist(), VOCAB, 1.0)
+    assistant = uag.Assistant(None, None, drafter=drafter, draft_independent=bool(kernel.LEVEL))
     assert torch.equal(assistant.generate(model, ids, max_new_tokens=20, do_sample=False), known)
     assert (assistant.stats.num_accepted_tokens > 0) == (length == 20)
     assert "the target has only 32 positions" in assistant.stats.fallbacks[0]
