@@ -34,8 +34,8 @@ from uag.assistant import Assistant
 from uag.bench import read_prompts
 from uag.drafting import Ask, Drafter
 from uag.hf.cache.caches import CACHE
+from uag.kernels import OwnKernels, kernel
 from uag.loading import Pair, encode, load_pair
-from uag.products import OwnKernels, kernel
 from uag.proposal import Proposal
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -20,8 +20,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from uag.hf.cache.caches import CACHE
+from uag.kernels import OwnKernels, kernel
 from uag.loading import load_model
-from uag.products import OwnKernels, kernel
 
 WIDTHS = (1, 2, 4, 6, 8)
 REST = "Python and small operations"

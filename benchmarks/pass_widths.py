@@ -18,8 +18,8 @@ import torch
 from transformers import DynamicCache
 
 from uag.hf.cache.caches import CACHE
+from uag.kernels import OwnKernels
 from uag.loading import load_model
-from uag.products import OwnKernels
 
 WIDTHS = (1, 2, 4, 6, 8)
 COLUMNS = {"arm": "{arm}", **{str(width): f"{{ms[{width}]:.0f}} ({{ratio[{width}]:.2f}})" for width in WIDTHS}}

@@ -33,7 +33,7 @@ import uag
 from uag.decoding.drafts import Drafts
 from uag.decoding.target import Limits
 from uag.decoding.verdict import Verdict
-from uag.drafting.models.passes import Passes
+from uag.drafting.models.base import Passes
 from uag.hf.cache.caches import CACHE
 from uag.loading import Pair, load_pair
 from uag.proposal import Proposal

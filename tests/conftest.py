@@ -49,11 +49,11 @@ def no_cache_is_too_small() -> None:
 def detach_all() -> None:
     """Detach every model, so that `generate` is transformers' own again."""
     import uag
-    from uag import door, installing
+    from uag import generate_hook, installing
 
     for model in list(installing._attachments):
         uag.detach(model)
-    door.remove_route(installing._route_attached)  # which stays if an attached model was deleted
+    generate_hook.remove_route(installing._route_attached)  # which stays if an attached model was deleted
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,9 +68,9 @@ def _own_generate() -> Iterator[None]:
 
 def _registered() -> dict[str, set[str]]:
     """Return what is registered in this process: followed generators, routes, states of this thread, open files."""
-    from uag import door
+    from uag import generate_hook
+    from uag.kernels import placing
     from uag.lookahead import clock
-    from uag.products import placing
     from uag.sampling import noise
 
     files, folder = [], "/proc/self/fd"
@@ -82,7 +82,7 @@ def _registered() -> dict[str, set[str]]:
     lasting = ("pipe:", "anon_inode:", "/dev/", "/proc/", "socket:")  # threads and event loops of other libraries
     return {
         "generators": {f"{generator}" for generator in noise._holders},
-        "routes": {f"{route}" for route in door._routes},
+        "routes": {f"{route}" for route in generate_hook._routes},
         "thread": {f"{name}={value}" for name, value in vars(placing._thread).items() if not value},
         "counters": {f"{name}" for name in vars(clock._thread) if name != "counters"},
         "files": {name for name in files if not name.partition(" ")[2].startswith(lasting)},

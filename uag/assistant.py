@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from uag import door
+from uag import generate_hook
 from uag.decoding import Call, Ranks, run
 from uag.drafting import (
     ASSUMED,
@@ -24,11 +24,11 @@ from uag.drafting import (
 )
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.hf import inspection, passes
-from uag.hf.names import check
+from uag.hf.required_names import check
+from uag.kernels import switched
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
 from uag.options import Options, is_whole
-from uag.products import switched
 from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
@@ -150,24 +150,28 @@ class Assistant:
             OptionError: something else than a target, another draft, an empty prompt, or an invalid number of
                 candidates was passed.
         """
-        model = door.target_of(model)
-        target = door.generating_part(model)
+        model = generate_hook.target_of(model)
+        target = generate_hook.generating_part(model)
         own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
-        door.drop_own(kwargs, own)
+        generate_hook.drop_own(kwargs, own)
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
-        door.prepare(target, inputs, kwargs, tokenizer)
+        generate_hook.prepare(target, inputs, kwargs, tokenizer)
         # Positional, because some classes name their first parameter differently (Whisper).
         positional = () if inputs is None else (inputs,)
         # transformers does not pass these to a custom_generate callable.
         options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
-        options |= {"num_assistant_tokens": door.take_length(kwargs), "streamer": streamer, "synced_gpus": synced_gpus}
+        options |= {
+            "num_assistant_tokens": generate_hook.take_length(kwargs),
+            "streamer": streamer,
+            "synced_gpus": synced_gpus,
+        }
 
         # Has no parameter that transformers would take from `kwargs`, as it takes `stop_strings` for `__call__`.
         def decode(model: Any, input_ids: Any, inputs_tensor: Any = None, **prepared: Any) -> Any:
             return self(model, input_ids, inputs_tensor=inputs_tensor, **options, **prepared)
 
-        return door.original_generate(type(model))(model, *positional, custom_generate=decode, **kwargs)
+        return generate_hook.original_generate(type(model))(model, *positional, custom_generate=decode, **kwargs)
 
     def __call__(
         self,
@@ -191,13 +195,15 @@ class Assistant:
             UnsupportedError: the generation mode cannot be assisted, or a custom drafter is busy with another call.
             PairError: there are stop strings, and the target's tokenizer is unknown.
         """
-        door.refuse_prepared(model, generation_config)
-        stopping_criteria = door.with_stop_strings(stopping_criteria, stop_strings, tokenizer or self.tokenizer)
+        generate_hook.refuse_prepared(model, generation_config)
+        stopping_criteria = generate_hook.with_stop_strings(
+            stopping_criteria, stop_strings, tokenizer or self.tokenizer
+        )
         if num_assistant_tokens is not None and not is_whole(num_assistant_tokens, 0):
             raise OptionError(
                 f"num_assistant_tokens={num_assistant_tokens!r} must be a whole number of 0 or more, or None."
             )
-        streamer = door.streamer_of_call() if streamer is None else streamer
+        streamer = generate_hook.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()
         try:
             with inspection.inspected_once(model), switched(self.options.own_kernels):

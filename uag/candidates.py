@@ -23,9 +23,9 @@ from uag.decoding import Call, Ranks, examine
 from uag.drafting import Ask, Drafter, Pairing
 from uag.hf import passes
 from uag.hf.cache import caches
+from uag.kernels import switched
 from uag.lookahead import Lookahead
 from uag.options import Options
-from uag.products import switched
 from uag.projection import Scoring
 from uag.proposal import num_equal
 from uag.sampling import DraftRules

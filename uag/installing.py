@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from uag import door
+from uag import generate_hook
 from uag.assistant import Assistant
 from uag.errors import OptionError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import wrapped
-from uag.hf.names import check
+from uag.hf.required_names import check
 from uag.loading import forget_drafts, open_draft
 from uag.options import Options
 
@@ -59,13 +59,13 @@ def install(**options: Any) -> None:
         if given:
             _options = replace(_options, **given)
             _assistants.clear()  # they have the former options
-    door.add_route(_route_installed)
+    generate_hook.add_route(_route_installed)
 
 
 def uninstall() -> None:
     """Restore transformers as it was before `install()`; do nothing if it was not called."""
     global _options
-    door.remove_route(_route_installed)
+    generate_hook.remove_route(_route_installed)
     with _lock:
         _assistants.clear()
         _options = Options()
@@ -77,10 +77,10 @@ def _route_installed(generate: Callable[..., Any], model: Any, /, *args: Any, **
         kwargs.pop("prediction", None)  # `generate` does not know it
         if kwargs.get("assistant_model") is None and len(args) < 2:
             return generate(model, *args, **kwargs)
-    options = door.options_of(model, args, kwargs)
+    options = generate_hook.options_of(model, args, kwargs)
     draft = wrapped.unwrapped(options.get("assistant_model"))
     is_assisted = draft is not None or options.get("prediction") is not None
-    reason = door.reason_against(model, options) if is_assisted else ""
+    reason = generate_hook.reason_against(model, options) if is_assisted else ""
     if not is_assisted or not _can_draft(draft) or reason:
         if isinstance(draft, GgufDraft) or is_gguf_name(draft):
             raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")
@@ -194,7 +194,7 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     # Overlapping calls cannot share the state of a custom drafter, so they take turns.
     turn = nullcontext() if options.get("drafter") is None else threading.RLock()
     _attachments[target] = assistant, turn
-    door.add_route(_route_attached, is_first=True)
+    generate_hook.add_route(_route_attached, is_first=True)
     return assistant
 
 
@@ -202,12 +202,12 @@ def detach(model: Any) -> None:
     """Undo `uag.attach(model, ...)`; do nothing if the model is not attached."""
     _attachments.pop(_target_of(model), None)
     if not list(_attachments):  # its length counts models that are being deleted
-        door.remove_route(_route_attached)
+        generate_hook.remove_route(_route_attached)
 
 
 def _target_of(model: Any) -> Any:
     """Return the model whose `generate` a wrapper calls."""
-    target = door.generating_part(model)
+    target = generate_hook.generating_part(model)
     if target is None:
         raise UnsupportedError(
             f"{type(model).__name__!r} is not a transformers model that generates. Pass the model whose generate is "
@@ -220,9 +220,9 @@ def _route_attached(generate: Callable[..., Any], model: Any, /, *args: Any, **k
     attachment = _attachments.get(model)
     if attachment is None:
         return generate(model, *args, **kwargs)
-    options = door.options_of(model, args, kwargs)
+    options = generate_hook.options_of(model, args, kwargs)
     has_draft = options.get("assistant_model") is not None
-    reason = "it has its own assistant_model=" if has_draft else door.reason_against(model, options)
+    reason = "it has its own assistant_model=" if has_draft else generate_hook.reason_against(model, options)
     if reason:
         _warn_once(model, reason)
         return _generate_as_is(generate, model, args, kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from uag.drafting import Passes
-from uag.drafting.models.passes import KEPT_POSITIONS
+from uag.drafting.models.base import KEPT_POSITIONS
 from uag.projection import DraftRow, Feed, Node, link
 
 

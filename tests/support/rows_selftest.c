@@ -1,7 +1,7 @@
 /* The kernels without Python: drawn cases against float64, and each row computed alone, by one thread, and without the masked
    keys between its own, bit for bit. .ci/arm compiles and runs it:
 
-   gcc -O3 -ffp-contract=off -Iuag/products tests/support/rows_selftest.c -lm -lgomp && ./a.out [cases] */
+   gcc -O3 -ffp-contract=off -Iuag/kernels tests/support/rows_selftest.c -lm -lgomp && ./a.out [cases] */
 #include "_rows.c"
 #include <stdio.h>
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import uag
-from uag.hf import names
+from uag.hf import required_names
 
 ROOT = Path(uag.__file__).parent
 BELOW = {
@@ -24,23 +24,23 @@ BELOW = {
     "loading": "errors gguf hf",
     "lookahead": "proposal",
     "stats": "errors",
-    "products": "hf",
+    "kernels": "hf",
     "projection": "adapters errors proposal",
     "sampling": "hf proposal",
-    "drafting": "adapters errors gguf hf lookahead products projection proposal sampling",
+    "drafting": "adapters errors gguf hf lookahead kernels projection proposal sampling",
     "options": "errors",
-    "decoding": "drafting errors hf lookahead options products projection proposal sampling stats",
+    "decoding": "drafting errors hf lookahead options kernels projection proposal sampling stats",
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
-    "door": "errors hf",
-    "assistant": "decoding door drafting errors hf loading lookahead products options stats",
+    "generate_hook": "errors hf",
+    "assistant": "decoding generate_hook drafting errors hf loading lookahead kernels options stats",
     "testing": "assistant drafting errors loading proposal stats",
-    "candidates": "decoding drafting hf lookahead options products projection proposal sampling stats",
-    "installing": "assistant door errors gguf hf loading options",
+    "candidates": "decoding drafting hf lookahead options kernels projection proposal sampling stats",
+    "installing": "assistant generate_hook errors gguf hf loading options",
     "serving": "errors hf installing loading stats",
     "bench": "_version adapters assistant errors gguf hf loading options stats",
     "ray": "assistant errors hf loading options sampling",
-    "distill": "adapters bench drafting errors gguf hf loading products projection proposal sampling",
-    "cli": "_version assistant bench distill errors loading options products serving",
+    "distill": "adapters bench drafting errors gguf hf loading kernels projection proposal sampling",
+    "cli": "_version assistant bench distill errors loading options kernels serving",
     "": "_version assistant candidates drafting gguf installing loading options stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
@@ -56,7 +56,7 @@ READ_IF_PRESENT = {
 }
 """Private names that only some models, releases or calls have."""
 
-KNOWN = READ_IF_PRESENT.union(*names.NAMES.values())
+KNOWN = READ_IF_PRESENT.union(*required_names.NAMES.values())
 
 
 def owner(path: Path) -> str:
@@ -105,9 +105,9 @@ def private_names(tree: ast.Module) -> set[str]:
 OF_OTHERS = {
     "adapters/mistral_common.py": {"_tekken_token2id_nospecial"},
     "candidates.py": {"_assisted_decoding", "_get_candidate_generator", "_validate_generation_mode"},
-    "door.py": {"_is_user_defined"},
-    "products/kernel.py": {"_rows"},
-    "products/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
+    "generate_hook.py": {"_is_user_defined"},
+    "kernels/kernel.py": {"_rows"},
+    "kernels/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
     "serving/server.py": {"_generation_state", "_model_manager"},
 }
 """Private names of libraries that a file outside `hf` uses."""

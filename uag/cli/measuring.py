@@ -75,7 +75,7 @@ def doctor(
     """
     common.begin(target, *(drafts or []))
     from uag import bench as library
-    from uag.products import kernel
+    from uag.kernels import kernel
 
     options, chosen = BenchOptions(**flags), _choose(prompts, num_prompts)
     no_draft, ranked = library.rank(target, drafts, chosen, options, dtype=dtype, device=device)

@@ -28,8 +28,8 @@ from uag.decoding.target import Limits, Target
 from uag.hf import blocks, foreign_code, models
 from uag.hf.cache import caches, static
 from uag.hf.inspection import is_training, modules
-from uag.hf.once import DrawsError, noting, once
-from uag.products import OwnKernels
+from uag.hf.trials import DrawsError, noting, once
+from uag.kernels import OwnKernels
 from uag.proposal import Proposal
 from uag.stats import Stats
 

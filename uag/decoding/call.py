@@ -11,8 +11,8 @@ from uag.decoding.ranks import Ranks
 from uag.decoding.stopping import Stopping
 from uag.errors import OptionError
 from uag.hf import models, passes
+from uag.kernels import OwnKernels
 from uag.options import Options
-from uag.products import OwnKernels
 from uag.proposal import Proposal
 
 

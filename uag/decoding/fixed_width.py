@@ -22,8 +22,8 @@ from uag.errors import UnsupportedError
 from uag.hf import blocks, models, passes, positions, weights
 from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
-from uag.hf.once import once
-from uag.products import OwnKernels
+from uag.hf.trials import once
+from uag.kernels import OwnKernels
 
 WIDTH = 8
 """Tokens per row of every pass after the prompt. Increase to verify more candidates in a pass; decrease to make passes

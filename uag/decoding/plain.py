@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from uag.decoding.call import Call
 from uag.errors import UnsupportedError
 from uag.hf import passes
-from uag.products import FEW_ROWS, OwnKernels
+from uag.kernels import FEW_ROWS, OwnKernels
 from uag.stats import TARGET, Stats
 
 

@@ -17,8 +17,8 @@ from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
+from uag.kernels import OwnKernels
 from uag.lookahead import clock
-from uag.products import OwnKernels
 from uag.stats import Stats
 
 _log = logging.getLogger("uag")

@@ -20,7 +20,7 @@ from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import default_generator
 from uag.hf.inspection import modules
 from uag.hf.processors import unknown_processors
-from uag.products import OwnKernels
+from uag.kernels import OwnKernels
 from uag.sampling import multinomial_is_argmax
 
 

@@ -5,10 +5,10 @@ from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.known.memory import Memory, as_memory
 from uag.drafting.known.source import PromptLookup
 from uag.drafting.known.text_drafter import TextDrafter
+from uag.drafting.models.base import Passes
 from uag.drafting.models.model_drafter import ModelDrafter, draft_steps, run_waves
-from uag.drafting.models.passes import Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
-from uag.drafting.models.torch_passes import TorchPasses
+from uag.drafting.models.torch_model import TorchPasses
 from uag.drafting.models.trials import check_draft
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of

@@ -9,7 +9,7 @@ from uag.drafting.drafter import Drafter
 from uag.drafting.known.memory import Memory
 from uag.drafting.known.prediction import PredictionSource
 from uag.drafting.known.source import PRIORS, MemorySource, PromptLookup
-from uag.drafting.models.opening import tokenizer_of
+from uag.drafting.models.open_draft import tokenizer_of
 from uag.drafting.pairing import adapter_of
 from uag.drafting.ranked import AcceptanceRates, FreeFirst, FreeSource
 from uag.hf import models

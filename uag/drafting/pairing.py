@@ -10,7 +10,7 @@ from typing import Any
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
 from uag.drafting.models.model_drafter import ModelDrafter
-from uag.drafting.models.opening import adapter_for, head_size, is_encoder_decoder, tokenizer_of
+from uag.drafting.models.open_draft import adapter_for, head_size, is_encoder_decoder, tokenizer_of
 from uag.drafting.models.trials import check_draft
 from uag.errors import PairError
 from uag.gguf import GgufDraft

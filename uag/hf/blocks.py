@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from uag.hf import names, passes, wrapped
+from uag.hf import passes, required_names, wrapped
 from uag.hf.cache import caches
 from uag.hf.inspection import modules, parameters, per_call
 from uag.hf.models import decoder_parts, default_cache_refusals, state_layers
@@ -25,7 +25,7 @@ _ONE_TOKEN = {
 }
 """Model types whose forward cannot process a block of candidates, and why."""
 
-if names.release() < (5, 23):
+if required_names.release() < (5, 23):
     _ONE_TOKEN |= {
         "nllb-moe": "draws random numbers at every pass (before transformers 5.23)",
         "umt5": "computes different logits for a block than for single tokens (before transformers 5.23)",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from uag.hf.inspection import in_evaluation, modules, per_call
-from uag.hf.once import once
+from uag.hf.trials import once
 from uag.hf.wrapped import device_of, weight_of
 
 _MOST_ROUNDING = 1e-4

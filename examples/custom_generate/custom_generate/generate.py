@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 import uag
-from uag import door
+from uag import generate_hook
 
 
 @lru_cache(1)  # the last pair keeps what it learned, and no other draft stays in memory
@@ -30,7 +30,7 @@ def generate(
         assistant_tokenizer: the draft's tokenizer, if it differs.
         kwargs: see `model.generate`.
     """
-    if door.other_mode(model, kwargs.get("generation_config"), kwargs):
+    if generate_hook.other_mode(model, kwargs.get("generation_config"), kwargs):
         return model.generate(inputs, tokenizer=tokenizer, **kwargs)
     if assistant_model is None:
         assistant = uag.Assistant.from_prompt_lookup(tokenizer)

@@ -16,7 +16,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair
 from uag.drafting import Ask
 from uag.hf.models import head_size
-from uag.hf.once import _known
+from uag.hf.trials import _known
 from uag.proposal import Proposal
 
 NUM_ROUNDS = 2

@@ -12,8 +12,8 @@ from tests.support.models import tiny_model
 from tests.support.served import run_cli
 from uag import Assistant
 from uag.bench import Arm, ranking
+from uag.kernels import kernel
 from uag.loading import demo_folder, load_model, load_tokenizer
-from uag.products import kernel
 
 TARGET = DRAFT = demo_folder("draft")  # of two layers
 

@@ -10,8 +10,8 @@ import torch
 import uag
 from tests.support.calls import compare, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
-from uag.drafting.models.opening import open_passes
-from uag.drafting.models.passes import KEPT_POSITIONS
+from uag.drafting.models.base import KEPT_POSITIONS
+from uag.drafting.models.open_draft import open_passes
 from uag.errors import OptionError, UnsupportedError
 from uag.projection import Feed
 from uag.projection.tree import Node

@@ -30,7 +30,7 @@ def uncompiled(model: Any) -> TorchPasses:
 def test_every_token_sees_its_ancestors_only(
     kind: Callable[[Any], TorchPasses], name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uag.drafting.models.static_passes._SMALLEST", 16)  # so that the cache has to grow
+    monkeypatch.setattr("uag.drafting.models.graphed._SMALLEST", 16)  # so that the cache has to grow
     model, _ = tiny_target(name)
     draft = kind(model)
     for num_passes in (7, 2)[: 1 + (kind is uncompiled)]:  # its second call finds the cache of the first

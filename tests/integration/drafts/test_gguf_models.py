@@ -12,7 +12,7 @@ from tests.support.gguf_files import write_lfm2, write_llama, write_mamba
 from tests.support.models import ARCHITECTURES, HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
-from uag.drafting.models.opening import open_passes
+from uag.drafting.models.open_draft import open_passes
 from uag.gguf import GgufDraft
 
 pytestmark = pytest.mark.gguf
@@ -38,7 +38,7 @@ def test_distributions_after_rollbacks_are_pytorchs(
     num_cells: int, model: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 40 cells, the cache has to grow. Copies that are not in use hold no cells."""
-    monkeypatch.setattr("uag.drafting.models.gguf_passes._FIRST_CELLS", num_cells)
+    monkeypatch.setattr("uag.drafting.models.gguf._FIRST_CELLS", num_cells)
     passes: Any = open_passes(GgufDraft(path))
     check_rollbacks(passes, model, 60, 5e-3)  # llama.cpp keeps keys and values in half precision
     last_position = partial(passes._cells._llama.llama_memory_seq_pos_max, passes._cells._memory)

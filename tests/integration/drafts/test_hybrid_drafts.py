@@ -15,7 +15,7 @@ from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
 from uag.distill.writing import Text
 from uag.drafting import ModelDrafter, TorchPasses
-from uag.drafting.models.opening import open_passes
+from uag.drafting.models.open_draft import open_passes
 from uag.lookahead import Lookahead
 
 LIMITING = {"zamba2", "nemotron_h"}

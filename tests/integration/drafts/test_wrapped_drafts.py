@@ -20,7 +20,7 @@ from tests.support import wrappers  # noqa: E402 - it needs both
 from tests.support.wrappers import BOTH, CALLS, OTHERS, TRANSPARENT_NAMES  # noqa: E402
 from uag.drafting.models import trials  # noqa: E402
 from uag.errors import UnsupportedError  # noqa: E402
-from uag.hf import names  # noqa: E402
+from uag.hf import required_names  # noqa: E402
 from uag.hf.cache.caches import CACHE  # noqa: E402
 
 
@@ -130,7 +130,7 @@ def test_a_draft_takes_its_cache_under_the_old_name() -> None:
 @pytest.mark.parametrize("kind", wrappers.VIRTUAL)
 def test_a_draft_with_virtual_tokens_is_refused(kind: str) -> None:
     _, tokenizer, draft, draft_tokenizer = pair()
-    if kind == "prefix" and names.release() >= (5, 24):
+    if kind == "prefix" and required_names.release() >= (5, 24):
         pytest.skip("PEFT 0.21 passes the prefix under the old name of a cache, which transformers ignores")
     with pytest.raises(UnsupportedError, match=r"stores (nothing|6 positions for two tokens) in the cache"):
         uag.Assistant(wrappers.virtual(draft, kind), draft_tokenizer, tokenizer)

@@ -26,8 +26,8 @@ from tests.support.models import tiny_draft, tiny_model, tiny_of_class
 from tests.support.tiny_classes import class_names
 from uag.drafting import TorchPasses, check_draft
 from uag.drafting.models import static_passes
-from uag.drafting.models.opening import open_passes
-from uag.drafting.models.static_passes import StaticPasses
+from uag.drafting.models.graphed import StaticPasses
+from uag.drafting.models.open_draft import open_passes
 from uag.errors import UnsupportedError
 from uag.hf.cache import recorded, static
 from uag.hf.devices import graphs_of

@@ -15,7 +15,7 @@ from tests.support.grids import covering
 from tests.support.models import spread, tiny_model
 from tests.support.tiny_classes import class_names, tiny_config
 from tests.support.walk import SharedDrafter
-from uag.hf import names
+from uag.hf import required_names
 
 SWITCH, NLLB = "SwitchTransformersForConditionalGeneration", "NllbMoeForConditionalGeneration"
 LAYERS = {"encoder_sparse_step": 1, "decoder_sparse_step": 1}
@@ -130,7 +130,9 @@ def test_every_configuration_of_a_class_is_equal_or_plain_with_a_reason(class_na
     assert [call for call in found if call[2] == "DIFFERENT"] == []
 
 
-@pytest.mark.skipif(names.release() < (5, 23), reason="an older release draws weights with which no token is dropped")
+@pytest.mark.skipif(
+    required_names.release() < (5, 23), reason="an older release draws weights with which no token is dropped"
+)
 def test_examine_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.hf.blocks.most_tokens", lambda model: None)
     monkeypatch.setattr("uag.decoding.block_trial._refusal", lambda *of_trial: "")  # the trial would see it, too

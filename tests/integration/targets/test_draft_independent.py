@@ -17,7 +17,7 @@ from uag.decoding.fixed_width import WIDTH
 from uag.errors import OptionError, UnsupportedError
 from uag.hf import passes
 from uag.hf.cache.caches import CACHE
-from uag.products import kernel
+from uag.kernels import kernel
 
 FIXED: dict[str, Any] = {"own_kernels": False, "draft_independent": True}
 OWN: dict[str, Any] = {}

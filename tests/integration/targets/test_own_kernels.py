@@ -11,7 +11,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
 from tests.support.grids import covering
 from tests.support.models import tiny_model
-from uag.products import kernel
+from uag.kernels import kernel
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 

@@ -12,7 +12,7 @@ from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import tiny_model, tiny_of_class
 from tests.support.walk import SharedDrafter
 from uag.hf.cache.caches import CACHE
-from uag.products import kernel
+from uag.kernels import kernel
 
 VOCAB, NEW = 300, 26
 PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]

@@ -13,7 +13,7 @@ import uag
 from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, assert_drafted, compare, left_padded, pair
 from tests.support.grids import covering
 from tests.support.models import ARCHITECTURES, tiny_model
-from uag.hf import names
+from uag.hf import required_names
 
 TELLING = ("drop", "jitter", "noise")
 
@@ -101,7 +101,7 @@ def test_gradient_checkpointing_keeps_a_cache_since_5_24(num_rows: int) -> None:
         warnings.simplefilter("ignore")
         target.gradient_checkpointing_enable()
         stats = check(target, num_rows, GREEDY)
-        keeps = names.release() >= (5, 24)
+        keeps = required_names.release() >= (5, 24)
         assert bool(stats.num_accepted_tokens) is keeps
         assert keeps or "training mode" in stats.fallbacks[0]
         target.gradient_checkpointing_disable()

@@ -23,7 +23,7 @@ from tests.support.tiny_classes import tiny_config
 from uag.decoding import block_trial
 from uag.hf import foreign_code, positions
 from uag.hf.cache.caches import CACHE
-from uag.products import kernel
+from uag.kernels import kernel
 
 ROUNDING = ["llama", "gpt2", "gemma3", "mistral", "mixtral", "qwen3", "falcon", "phi3", "t5", "bart", "bloom", "glm"]
 

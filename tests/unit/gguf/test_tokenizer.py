@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.support.gguf_files import UNUSED, add_tokenizer, finish, scores_of, write_tokenizer, writer
 from tests.support.tokenizers import CORPUS, small_tokenizer
 from uag.adapters import from_tokenizer
-from uag.drafting.models.opening import adapter_for
+from uag.drafting.models.open_draft import adapter_for
 from uag.errors import TokenizerError, UnsupportedError
 from uag.gguf import GgufDraft, read_file, read_tokenizer
 

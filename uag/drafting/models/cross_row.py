@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from uag.adapters import Place
-from uag.drafting.models.passes import KEPT_POSITIONS
+from uag.drafting.models.base import KEPT_POSITIONS
 from uag.projection import DraftRow, Node, Projection, Scoring, Search, forget_before, link, num_unfinished
 
 

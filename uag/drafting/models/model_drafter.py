@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from uag.drafting.drafter import Ask, Counts, Drafter
+from uag.drafting.models.base import PassError, Passes
 from uag.drafting.models.cross_row import CrossRow
-from uag.drafting.models.opening import open_passes
-from uag.drafting.models.passes import PassError, Passes
+from uag.drafting.models.open_draft import open_passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.projection import Feed, Scoring, TokenizerPair
 from uag.proposal import Proposal

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
+from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.cross_row import CrossRow
-from uag.drafting.models.opening import is_encoder_decoder
-from uag.drafting.models.passes import KEPT_POSITIONS
+from uag.drafting.models.open_draft import is_encoder_decoder
 from uag.projection import Feed, Node, Projection, Scoring, Search, TokenizerPair, forget_before, link, shortlist
 from uag.proposal import Proposal
 from uag.sampling import draw, proposal_probs

@@ -15,7 +15,7 @@ from uag.hf import blocks, models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.book import Book
 from uag.hf.inspection import in_evaluation
-from uag.hf.once import once
+from uag.hf.trials import once
 
 _MAX_DIFFERENCE = 0.05
 """Maximum difference between a token's logits after a state and after its copy, relative to the effect of another

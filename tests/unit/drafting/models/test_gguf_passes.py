@@ -15,8 +15,8 @@ from tests.support.gguf_files import write_llama
 from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Passes, TorchPasses
-from uag.drafting.models.gguf_passes import GgufPasses
-from uag.drafting.models.passes import PassError
+from uag.drafting.models.base import PassError
+from uag.drafting.models.gguf import GgufPasses
 from uag.gguf import GgufDraft
 from uag.projection import DraftRow, Feed, Node, link
 

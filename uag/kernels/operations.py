@@ -18,7 +18,7 @@ from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm
 from transformers.integrations.sdpa_attention import create_position_bias_mask, sdpa_attention_forward
 
 from uag.hf.inspection import without_functions
-from uag.products import kernel
+from uag.kernels import kernel
 
 ANY = 1 << 62
 """The number of rows that no pass exceeds."""

@@ -6,9 +6,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter
-from uag.drafting.models.gguf_passes import GgufPasses
-from uag.drafting.models.passes import Passes
-from uag.drafting.models.torch_passes import TorchPasses
+from uag.drafting.models.base import Passes
+from uag.drafting.models.gguf import GgufPasses
+from uag.drafting.models.torch_model import TorchPasses
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models

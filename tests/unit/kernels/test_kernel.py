@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from uag.products import kernel
+from uag.kernels import kernel
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
 
@@ -343,7 +343,7 @@ def test_a_switch_and_pytorchs_instruction_set_lower_the_kernels(
     switch: str, capability: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ATEN_CPU_CAPABILITY` lowers PyTorch's."""
-    monkeypatch.setenv("UAG_PRODUCTS", switch)
+    monkeypatch.setenv("UAG_KERNELS", switch)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     loaded = runpy.run_path(kernel.__file__)
     described = {"": "PyTorch's products (uag's kernels are not in use)", "AVX2": "uag's kernels (AVX2)"}

@@ -1,7 +1,7 @@
 """Puts uag's kernels in place of a model's operations during passes on a CPU.
 
 A `forward` attribute on a linear layer or an activation shadows the method of its class, and transformers' registries
-of attention and experts return uag's functions (`uag.products.operations`). All of them do what they replace, unless
+of attention and experts return uag's functions (`uag.kernels.operations`). All of them do what they replace, unless
 their thread is inside `running`. So other threads that run the same model get transformers' own operations.
 """
 
@@ -18,7 +18,7 @@ from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
 from uag.hf import foreign_code, inspection, models
-from uag.products import kernel, operations, registries
+from uag.kernels import kernel, operations, registries
 
 _thread = threading.local()
 

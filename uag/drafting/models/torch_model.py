@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.models.passes import KEPT_POSITIONS, Passes, split
-from uag.drafting.models.static_passes import StaticPasses
+from uag.drafting.models.base import KEPT_POSITIONS, Passes, split
+from uag.drafting.models.graphed import StaticPasses
 from uag.drafting.models.trials import takes_blocks
 from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.book import Book
 from uag.hf.inspection import in_evaluation, inspected_once, is_training
-from uag.products import FEW_ROWS, OwnKernels
+from uag.kernels import FEW_ROWS, OwnKernels
 from uag.projection import Node
 
 

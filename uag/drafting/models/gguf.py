@@ -11,7 +11,7 @@ from os.path import commonprefix
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.models.passes import KEPT_POSITIONS, Passes, split
+from uag.drafting.models.base import KEPT_POSITIONS, Passes, split
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft
 from uag.hf.cache.states import MAX_COPIES, Copies

@@ -12,21 +12,25 @@ from transformers.generation import candidate_generator
 
 import uag
 from uag.errors import CompatibilityError
-from uag.hf import names
+from uag.hf import required_names
 
 
 def test_this_release_has_all_that_uag_needs() -> None:
-    names.check()
+    required_names.check()
 
 
 def test_this_release_is_a_supported_one() -> None:
-    assert names.release(names.OLDEST) <= names.release(transformers.__version__) <= names.release(names.NEWEST)
+    assert (
+        required_names.release(required_names.OLDEST)
+        <= required_names.release(transformers.__version__)
+        <= required_names.release(required_names.NEWEST)
+    )
 
 
 @pytest.mark.parametrize("version", ["5.25.0", "5.25.0.dev0", "6.0.0"])
 def test_a_newer_release_is_allowed_with_one_warning(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(names, "VERSION", version)
-    names._warn_once.cache_clear()
+    monkeypatch.setattr(required_names, "VERSION", version)
+    required_names._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=f"uag: transformers {version} is newer than the releases"):
         uag.Assistant(None)
     with warnings.catch_warnings():
@@ -36,12 +40,12 @@ def test_a_newer_release_is_allowed_with_one_warning(monkeypatch: pytest.MonkeyP
     uag.uninstall()
 
 
-@pytest.mark.parametrize("name", names.NAMES[GenerationMixin])
+@pytest.mark.parametrize("name", required_names.NAMES[GenerationMixin])
 def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(GenerationMixin, name)
     message = rf"lacks GenerationMixin\.{name}, which uag needs. uag supports 5\.16"
     with pytest.raises(CompatibilityError, match=message):
-        names.check()
+        required_names.check()
 
 
 @pytest.mark.parametrize("door", [uag.install, lambda: uag.Assistant(None)], ids=["install", "Assistant"])

@@ -1,7 +1,7 @@
 """The compiled kernels for few rows (`_rows.c`): they read the weights once, and no row's result depends on the others.
 
 They are compiled when uag is installed, if there is a C compiler for x86-64 or Arm. They use PyTorch's instruction set,
-which `ATEN_CPU_CAPABILITY=avx2` lowers, and its threads. `UAG_PRODUCTS=off` switches them off.
+which `ATEN_CPU_CAPABILITY=avx2` lowers, and its threads. `UAG_KERNELS=off` switches them off.
 
 This module is the only place where the C code takes anything from Python, and it checks everything that the C code
 relies on. Each function returns None if it cannot compute a result; the caller then uses PyTorch's operation. Results
@@ -57,7 +57,7 @@ def _load() -> tuple[Any, int, str]:
         most = 0 if os.environ.get("ATEN_CPU_CAPABILITY") == "default" else 1
     else:
         most = {"AVX2": 1, "AVX512": 3}.get(capability, 0)
-    if path is None or not most or os.environ.get("UAG_PRODUCTS") == "off":
+    if path is None or not most or os.environ.get("UAG_KERNELS") == "off":
         return None, 0, ""
     name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
     openmp = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"

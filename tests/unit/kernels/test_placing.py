@@ -16,7 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from uag.products import OwnKernels, kernel, operations, placing, switched
+from uag.kernels import OwnKernels, kernel, operations, placing, switched
 
 SIZE = 48
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from uag.hf.once import DrawsError, once, without_trace
+from uag.hf.trials import DrawsError, once, without_trace
 
 
 class Stateful(nn.Module):

@@ -1,5 +1,0 @@
-"""Row-invariant kernels for passes over few rows on a CPU, and their place in a model; see docs/products.md."""
-
-from uag.products.placing import FEW_ROWS, OwnKernels, switched
-
-__all__ = ["FEW_ROWS", "OwnKernels", "switched"]
