@@ -57,8 +57,8 @@ class Options:
             expected to be faster than the draft model; only with `num_candidate_tokens=None` and without `drafter`.
         compile_draft: run the draft's passes through `torch.compile`, which takes long at first. On a GPU, they are
             otherwise recorded as graphs, without compiling (docs/gpu.md).
-        draft_weights: the weights of a draft on a CPU: "int8" or "int4", a copy of this size whose passes run in one call
-            of the kernels, where they can; or "model", as they are. The output is the same.
+        draft_weights: the weights of a draft on a CPU: "int8" or "int4", a copy of this size whose passes run in one
+            call of the kernels, where they can; or "model", as they are. The output is the same.
         generator: generator to sample from; None for the device's default.
         sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
             sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).

@@ -6,7 +6,7 @@ embedding by what it computes. `uag.kernels.decoder` runs a description, and a t
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,8 @@ _PLAIN = (nn.Parameter, torch.Tensor)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ACTIVATIONS = {
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
-    "NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh", "QuickGELUActivation": "quick_gelu", "ReLU": "relu",
+    "NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh", "QuickGELUActivation": "quick_gelu",
+    "ReLU": "relu",
 }  # fmt: skip
 
 
@@ -109,7 +110,8 @@ class Description:
         embedding_factor: what embeddings are multiplied by.
         positions: [positions, size], added to the embeddings; None without learned positions.
         first_position: the row of `positions` for position 0.
-        angles: returns the cosines and sines [num_positions, rotated size / 2] of the first positions, by a table's name.
+        angles: returns the cosines and sines [num_positions, rotated size / 2] of the first positions; by the name of a
+            table.
         head_factor: what logits are multiplied by.
         head_softcap: bounds the logits; 0 for no bound.
         max_positions: how many positions a row may have.
@@ -166,6 +168,7 @@ class _Reader:
         self.base = getattr(base, "decoder", base)
         self.read: set[int] = set()  # the parameters that the description contains, by id
         self.rotary: Any = None
+        self.num_heads = self.num_kv_heads = self.head_dim = 0
         self.gains: dict[type, float] = {}  # of each class of norms, what is added to its weights
 
     def description(self) -> Description:
@@ -269,7 +272,8 @@ class _Reader:
         if value.weight.shape[0] != key.weight.shape[0] or size % 8 or shape[0] % shape[1]:
             raise UndescribedError("has heads of an unusual size")
         self.num_heads, self.num_kv_heads, self.head_dim = shape
-        norms = [self._first(module, f"{name}_norm", f"{name}_layernorm", optional=True) for name in ("q", "k")]
+        names = ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")
+        norms = [self._first(module, *either, optional=True) for either in names]
         query_norm, key_norm = (None if norm is None else self._norm(norm) for norm in norms)
         norms_all = query_norm is not None and query_norm.weight is not None and len(query_norm.weight) != size
         sinks = getattr(module, "sinks", None)
@@ -294,7 +298,8 @@ class _Reader:
         if fused is not None:
             both = self._linear(fused)
             half = both.weight.shape[0] // 2
-            gate, up = both.part(0, half), both.part(half, 2 * half)
+            gate: Linear | None = both.part(0, half)
+            up = both.part(half, 2 * half)
         else:
             gate_module = self._first(module, "gate_proj", optional=True)
             gate = None if gate_module is None else self._linear(gate_module)
@@ -339,7 +344,7 @@ class _Reader:
         return Linear(weight.t() if isinstance(module, Conv1D) else weight, None if bias is None else bias.detach())
 
     def _weight(self, module: Any) -> torch.Tensor:
-        weight = wrapped.weight_of(module)
+        weight: torch.Tensor = wrapped.weight_of(module)
         if type(weight) not in _PLAIN or weight.dtype not in _DTYPES or not weight.is_cpu:
             raise UndescribedError(
                 f"has weights that are not plain tensors of floats on the CPU ({type(module).__name__})"

@@ -3,4 +3,4 @@
 from uag.kernels.decoder import Cache, Decoder
 from uag.kernels.placing import FEW_ROWS, OwnKernels, switched
 
-__all__ = ["Cache", "Decoder", "FEW_ROWS", "OwnKernels", "switched"]
+__all__ = ["FEW_ROWS", "Cache", "Decoder", "OwnKernels", "switched"]

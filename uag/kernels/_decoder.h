@@ -82,9 +82,10 @@ static void linear_step(const Work *k, const Step *s, int me, int all) {
     for (int64_t part = 0, shift = 0; part < parts; shift += s->w[part++].num_out) {
         const Weight *w = s->w + part;
         int64_t unit = is_coded(w->type) ? k->coded->lanes : 8, fit = SMALL / (block_size(w, 1) + 1) / unit * unit;
-        int64_t chunk = fit < unit ? unit : at_most(fit, OUTPUTS), chunks = blocks(w->num_out, chunk);
-        for (int64_t i = chunks * me / all; i < chunks * (me + 1) / all; i++) {
-            int64_t o = i * chunk, n = at_most(w->num_out - o, chunk);
+        int64_t chunk = fit < unit ? unit : at_most(fit, OUTPUTS), units = blocks(w->num_out, unit), n;
+        int64_t o = units * me / all * unit, end = at_most(units * (me + 1) / all * unit, w->num_out);
+        for (; o < end; o += n) {
+            n = at_most(end - o, chunk);
             for (int64_t t = 0, rows; t < tokens; t += rows) {
                 float y[TOKENS][OUTPUTS], up[TOKENS][OUTPUTS];
                 rows = at_most(tokens - t, TOKENS);
@@ -146,12 +147,12 @@ static void rotate_step(const Work *k, const Step *s, int64_t token) { /* querie
     }
 }
 
-/* Up to 8 queries of one sequence that share a head of keys: unit i of all sequences, heads and groups of queries. */
-static void attend_step(const Work *k, const Step *s, int64_t sequence, int64_t head, int64_t begin, float *scratch) {
+/* Up to `most` queries of one sequence, from number `begin` on, that share a head of keys. */
+static void attend(const Work *k, const Step *s, int64_t sequence, int64_t head, int64_t begin, int64_t most, float *scratch) {
     static const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const Pass *p = k->p;
     const Past *past = p->past ? p->past + s->layer : 0;
-    int64_t group = p->heads / p->kv_heads, rows = at_most(group * p->counts[sequence] - begin, 8), token = p->first[sequence];
+    int64_t group = p->heads / p->kv_heads, rows = at_most(group * p->counts[sequence] - begin, most), token = p->first[sequence];
     int64_t last = p->positions[token + (begin + rows - 1) / group], low = p->positions[token + begin / group] + 1 - s->window;
     low = s->window && low > 0 ? low : 0;
     int64_t n = last + 1 - low, base = p->base[sequence], num_past = past && base > low ? at_most(base, last + 1) - low : 0;
@@ -211,11 +212,12 @@ static void run_steps(void *of) {
         const Step *s = p->steps + i;
         if (s->kind == LINEAR) linear_step(k, s, me, all);
         else if (s->kind == ATTEND) {
-            int64_t unit = 0;
+            int64_t group = p->heads / p->kv_heads, most = 8, unit = 0; /* fewer, lest a thread has nothing to do */
+            while (most > 1 && p->num_tokens * p->heads < 2 * all * most) most /= 2;
             for (int64_t q = 0; q < p->num_sequences; q++)
-                for (int64_t part = 0; part < blocks(p->heads / p->kv_heads * p->counts[q], 8); part++)
+                for (int64_t begin = 0; begin < group * p->counts[q]; begin += most)
                     for (int64_t h = 0; h < p->kv_heads; h++)
-                        if (unit++ % all == me) attend_step(k, s, q, h, part * 8, line);
+                        if (unit++ % all == me) attend(k, s, q, h, begin, most, line);
         } else for (int64_t t = p->num_tokens * me / all; t < p->num_tokens * (me + 1) / all; t++) {
             if (s->kind == EMBED) embed_step(k, s, t, line);
             else if (s->kind == ROTATE) rotate_step(k, s, t);

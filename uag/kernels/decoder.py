@@ -1,8 +1,8 @@
-"""A decoder's whole pass in one call of the compiled kernels (`_decoder.h`): from ids to logits, over weights in 8 or 4 bits.
+"""A decoder's whole pass in one call of the compiled kernels (`_decoder.h`), over weights in 8 or 4 bits.
 
-Weights of 8 bits have a scale for each output; those of 4 bits a scale and a minimum for each output and 32 inputs, but
-for the head and the embedding, which have 8. Activations are float32, and rounded to 8 bits in groups of 32 for products
-with such weights. A token's logits depend neither on the other tokens of a pass nor on the number of threads.
+Weights of 8 bits have a scale for each output. Those of 4 bits have a scale and a minimum for each output and 32
+inputs; the head and the embedding keep 8. Activations are float32, and are rounded to 8 bits in groups of 32 for products with
+such weights. A token's logits depend neither on the other tokens of a pass nor on the number of threads.
 """
 
 import ctypes
@@ -59,8 +59,8 @@ class _Pass(ctypes.Structure):
     _fields_ = [
         ("steps", _P), ("ids", _P), ("positions", _P), ("sequences", _P), ("wanted", _P), ("counts", _P), ("first", _P),
         ("base", _P), ("past", _P), ("cache", _P), ("buffers", _P * 5), ("logits", _P), ("sizes", _L * 5),
-        ("num_steps", _L), ("num_tokens", _L), ("num_wanted", _L), ("num_sequences", _L), ("heads", _L), ("kv_heads", _L),
-        ("dim", _L), ("capacity", _L), ("cache_type", _I), ("level", _I), ("threads", _I), ("_", _I),
+        ("num_steps", _L), ("num_tokens", _L), ("num_wanted", _L), ("num_sequences", _L), ("heads", _L),
+        ("kv_heads", _L), ("dim", _L), ("capacity", _L), ("cache_type", _I), ("level", _I), ("threads", _I), ("_", _I),
     ]  # fmt: skip
 
 
