@@ -1,8 +1,8 @@
 """A decoder's whole pass in one call of the compiled kernels (`_decoder.h`), over weights in 8 or 4 bits.
 
 Weights of 8 bits have a scale for each output. Those of 4 bits have a scale and a minimum for each output and 32
-inputs; the head and the embedding keep 8. Activations are float32, and are rounded to 8 bits in groups of 32 for products with
-such weights. A token's logits depend neither on the other tokens of a pass nor on the number of threads.
+inputs; the head and the embedding keep 8. Activations are float32, and are rounded to 8 bits in groups of 32 for
+products with such weights. A token's logits depend neither on the other tokens of a pass nor on the number of threads.
 """
 
 import ctypes
@@ -11,12 +11,8 @@ from typing import Any
 
 import torch
 
-from uag.hf.description import Attention, Block, Description, Linear, Norm
-from uag.kernels import kernel
-
-EMBED, LINEAR, ROTATE, ATTEND, ADD = range(5)
-STORE, ACTIVATE, GATE_FIRST, ACCUMULATE = range(4)
-HIDDEN, ADDED, QKV, ATTENDED, GATED = range(5)
+from uag.hf.decoder import Attention, Block, Description, Linear, Norm
+from uag.kernels import kernel, steps
 
 WEIGHTS = ("int8", "int4", "model")
 """The forms of weights: codes of 8 or 4 bits, or the model's own, read in place."""
@@ -30,45 +26,6 @@ memory for activations."""
 
 _FIRST_SLOTS = 512
 """Tokens of a new cache, which is doubled when it is full."""
-
-_P, _L, _F, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
-
-
-class _Weight(ctypes.Structure):
-    _fields_ = [("data", _P), ("scales", _P), ("bias", _P), ("num_out", _L), ("num_in", _L), ("type", ctypes.c_int)]
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [("weight", _P), ("bias", _P), ("eps", _F), ("center", ctypes.c_int), ("in_use", ctypes.c_int)]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [
-        ("w", _Weight * 3), ("norm", _Norm), ("key_norm", _Norm), ("cos", _P), ("sin", _P), ("sinks", _P),
-        ("factor", _F), ("softcap", _F), ("a", _F), ("b", _F), ("window", _L), ("layer", _L), ("shift", _L),
-        ("kind", _I), ("source", _I), ("to", _I), ("num_weights", _I), ("then", _I), ("act", _I), ("is_head", _I),
-        ("rotated", _I), ("whole", _I),
-    ]  # fmt: skip
-
-
-class _Past(ctypes.Structure):
-    _fields_ = [("k", _P), ("v", _P), ("k_stride", _L * 3), ("v_stride", _L * 3), ("end", _L), ("type", _I), ("_", _I)]
-
-
-class _Pass(ctypes.Structure):
-    _fields_ = [
-        ("steps", _P), ("ids", _P), ("positions", _P), ("sequences", _P), ("wanted", _P), ("counts", _P), ("first", _P),
-        ("base", _P), ("past", _P), ("cache", _P), ("buffers", _P * 5), ("logits", _P), ("sizes", _L * 5),
-        ("num_steps", _L), ("num_tokens", _L), ("num_wanted", _L), ("num_sequences", _L), ("heads", _L),
-        ("kv_heads", _L), ("dim", _L), ("capacity", _L), ("cache_type", _I), ("level", _I), ("threads", _I), ("_", _I),
-    ]  # fmt: skip
-
-
-class _Coding(ctypes.Structure):
-    _fields_ = [
-        ("weight", _P), ("to", _P), ("scales", _P), ("num_out", _L), ("num_in", _L), ("type", _I), ("coded_type", _I),
-        ("level", _I), ("threads", _I),
-    ]  # fmt: skip
 
 
 class Decoder:
@@ -93,7 +50,7 @@ class Decoder:
         self._num_heads, self._compute_angles = description.num_heads, description.angles
         self._head_factor, self._head_softcap = description.head_factor, description.head_softcap
         self._kept: list[torch.Tensor] = []  # what the steps point to
-        self._coded: dict[tuple[int, str], _Weight] = {}
+        self._coded: dict[tuple[int, str], steps.CWeight] = {}
         self._angles: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tables = [block.attention.rotary for block in description.blocks]
         self._num_angles = 0
@@ -102,72 +59,81 @@ class Decoder:
         inner = max(block.mlp.up.weight.shape[0] for block in blocks)
         attended = description.num_heads * description.head_dim
         self.sizes = (size, size, heads * description.head_dim, attended, inner)
-        steps = [self._embedding(description)]
+        listed = [self._embedding(description)]
         for layer, block in enumerate(blocks):
-            steps += self._block(block, layer)
-        head = self._linear(HIDDEN, 0, [description.head], "int8", norm=description.norm)
+            listed += self._block(block, layer)
+        head = self._linear(steps.HIDDEN, 0, [description.head], "int8", norm=description.norm)
         head.is_head = 1
-        self._steps = (_Step * (len(steps) + 1))(*steps, head)
+        self._steps = (steps.CStep * (len(listed) + 1))(*listed, head)
         self._reach(_FIRST_SLOTS)
 
     # ------------------------------------------------------------------ steps
 
-    def _embedding(self, of: Description) -> _Step:
-        step = _Step(kind=EMBED, to=HIDDEN, num_weights=1, factor=of.embedding_factor, shift=of.first_position)
+    def _embedding(self, of: Description) -> steps.CStep:
+        step = steps.CStep(
+            kind=steps.EMBED, to=steps.HIDDEN, num_weights=1, factor=of.embedding_factor, shift=of.first_position
+        )
         step.w[0] = self._weight(Linear(of.embedding), "int8")
         if of.positions is not None:
             step.w[1], step.num_weights = self._weight(Linear(of.positions), "model"), 2
         return step
 
-    def _block(self, block: Block, layer: int) -> list[_Step]:
+    def _block(self, block: Block, layer: int) -> list[steps.CStep]:
         attention, mlp = block.attention, block.mlp
         parts = [attention.query, attention.key, attention.value]
-        before = self._linear(HIDDEN, QKV, parts, norm=block.before_attention)
-        out = self._output(ATTENDED, attention.out, block.after_attention, block.factor)
+        before = self._linear(steps.HIDDEN, steps.QKV, parts, norm=block.before_attention)
+        out = self._output(steps.ATTENDED, attention.out, block.after_attention, block.factor)
         gate = [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]
-        up = self._linear(HIDDEN, GATED, gate, norm=block.before_mlp)
-        up.then = ACTIVATE if mlp.gate is None else GATE_FIRST
+        up = self._linear(steps.HIDDEN, steps.GATED, gate, norm=block.before_mlp)
+        up.then = steps.ACTIVATE if mlp.gate is None else steps.GATE_FIRST
         up.a, up.b, up.act = (0.0, 0.0, -1) if mlp.activation == "relu" else kernel.GATES[mlp.activation]
-        down = self._output(GATED, mlp.down, block.after_mlp, block.factor)
+        down = self._output(steps.GATED, mlp.down, block.after_mlp, block.factor)
         attend = self._attention(attention, layer)
         if block.is_parallel:  # both read the block's input
             return [before, *attend, up, *out, *down]
         return [before, *attend, *out, up, *down]
 
-    def _attention(self, attention: Attention, layer: int) -> list[_Step]:
-        rotate = _Step(kind=ROTATE, layer=layer, whole=attention.norms_all)
+    def _attention(self, attention: Attention, layer: int) -> list[steps.CStep]:
+        rotate = steps.CStep(kind=steps.ROTATE, layer=layer, whole=attention.norms_all)
         rotate.norm, rotate.key_norm = self._norm(attention.query_norm), self._norm(attention.key_norm)
         if attention.rotary is not None:
             self._angles.setdefault(attention.rotary, self._compute_angles(attention.rotary, 2))
             rotate.rotated = 2 * self._angles[attention.rotary][0].shape[1]
-        attend = _Step(
-            kind=ATTEND, layer=layer, window=attention.window, factor=attention.scale, softcap=attention.softcap
+        attend = steps.CStep(
+            kind=steps.ATTEND, layer=layer, window=attention.window, factor=attention.scale, softcap=attention.softcap
         )
         if attention.sinks is not None:
             attend.sinks = self._floats(attention.sinks)
         return [rotate, attend]
 
-    def _output(self, source: int, layer: Linear, norm: Norm | None, factor: float) -> list[_Step]:
+    def _output(self, source: int, layer: Linear, norm: Norm | None, factor: float) -> list[steps.CStep]:
         """Return the steps that add a product, normed first if there is a norm, to the hidden state."""
         if norm is None:
-            step = self._linear(source, HIDDEN, [layer])
-            step.then, step.factor = ACCUMULATE, factor
+            step = self._linear(source, steps.HIDDEN, [layer])
+            step.then, step.factor = steps.ACCUMULATE, factor
             return [step]
-        add = _Step(kind=ADD, source=ADDED, to=HIDDEN, then=ACCUMULATE, factor=factor, norm=self._norm(norm))
-        return [self._linear(source, ADDED, [layer]), add]
+        add = steps.CStep(
+            kind=steps.ADD,
+            source=steps.ADDED,
+            to=steps.HIDDEN,
+            then=steps.ACCUMULATE,
+            factor=factor,
+            norm=self._norm(norm),
+        )
+        return [self._linear(source, steps.ADDED, [layer]), add]
 
     def _linear(
         self, source: int, to: int, layers: Sequence[Linear], form: str = "", norm: Norm | None = None
-    ) -> _Step:
-        step = _Step(kind=LINEAR, source=source, to=to, num_weights=len(layers), norm=self._norm(norm))
+    ) -> steps.CStep:
+        step = steps.CStep(kind=steps.LINEAR, source=source, to=to, num_weights=len(layers), norm=self._norm(norm))
         for place, layer in enumerate(layers):
             step.w[place] = self._weight(layer, form)
         return step
 
-    def _norm(self, norm: Norm | None) -> _Norm:
+    def _norm(self, norm: Norm | None) -> steps.CNorm:
         if norm is None:
-            return _Norm()
-        return _Norm(self._floats(norm.weight), self._floats(norm.bias), norm.eps, norm.center, True)
+            return steps.CNorm()
+        return steps.CNorm(self._floats(norm.weight), self._floats(norm.bias), norm.eps, norm.center, True)
 
     def _floats(self, tensor: torch.Tensor | None) -> int:
         return 0 if tensor is None else self._keep(tensor.detach().float())
@@ -176,7 +142,7 @@ class Decoder:
         self._kept.append(tensor.contiguous())
         return self._kept[-1].data_ptr()
 
-    def _weight(self, layer: Linear, form: str = "") -> _Weight:
+    def _weight(self, layer: Linear, form: str = "") -> steps.CWeight:
         """Return a weight in the decoder's form, or in another one."""
         form = "model" if self.weights == "model" else form or self.weights
         weight = layer.weight
@@ -185,25 +151,30 @@ class Decoder:
         if key not in self._coded:  # an embedding may be the head's weight
             weight = weight.contiguous()
             if form == "model":
-                self._coded[key] = _Weight(self._keep(weight), 0, 0, num_out, num_in, _TYPES[weight.dtype])
+                self._coded[key] = steps.CWeight(self._keep(weight), 0, 0, num_out, num_in, _TYPES[weight.dtype])
             else:
                 self._coded[key] = self._codes(weight, form)
-        found = _Weight.from_buffer_copy(self._coded[key])
+        found = steps.CWeight.from_buffer_copy(self._coded[key])
         found.bias = self._floats(layer.bias)
         return found
 
-    def _codes(self, weight: torch.Tensor, form: str) -> _Weight:
+    def _codes(self, weight: torch.Tensor, form: str) -> steps.CWeight:
         num_out, num_in = weight.shape
         library, level = kernel._library, kernel._level
-        codes = torch.zeros(library.rows_coded_size(_L(num_out), _L(num_in), _CODED[form], level), dtype=torch.uint8)
+        codes = torch.zeros(
+            library.rows_coded_size(ctypes.c_int64(num_out), ctypes.c_int64(num_in), _CODED[form], level),
+            dtype=torch.uint8,
+        )
         scales = torch.zeros(num_out + 64) if form == "int8" else None
-        coding = _Coding(
+        coding = steps.CCoding(
             weight.data_ptr(), codes.data_ptr(), 0 if scales is None else scales.data_ptr(), num_out, num_in,
             _TYPES[weight.dtype], _CODED[form], level, torch.get_num_threads(),
         )  # fmt: skip
         library.rows_code(ctypes.byref(coding))
         self.num_bytes += codes.numel() + (0 if scales is None else 4 * scales.numel())
-        return _Weight(self._keep(codes), 0 if scales is None else self._keep(scales), 0, num_out, num_in, _CODED[form])
+        return steps.CWeight(
+            self._keep(codes), 0 if scales is None else self._keep(scales), 0, num_out, num_in, _CODED[form]
+        )
 
     def _reach(self, num_positions: int) -> None:
         """Compute the angles of at least so many positions."""
@@ -214,7 +185,7 @@ class Decoder:
             self._kept += self._angles[name]  # another thread's pass may read them
             self._angles[name] = self._compute_angles(name, self._num_angles)
         for step in self._steps:
-            if step.kind == ROTATE and (name := self._tables[step.layer]) is not None:
+            if step.kind == steps.ROTATE and (name := self._tables[step.layer]) is not None:
                 step.cos, step.sin = (angles.data_ptr() for angles in self._angles[name])
 
     # ------------------------------------------------------------------ passes
@@ -273,7 +244,7 @@ class Decoder:
         num, size, word = len(ids), tokens.shape[1], 8
         logits = torch.empty(len(wanted), self.vocab_size)
         buffers = [torch.empty(size, width) for width in self.sizes]
-        job = _Pass(
+        job = steps.CPass(
             steps=ctypes.addressof(self._steps), num_steps=len(self._steps), ids=tokens.data_ptr(),
             positions=tokens.data_ptr() + size * word, sequences=tokens.data_ptr() + 2 * size * word,
             counts=others.data_ptr(), first=others.data_ptr() + num * word, base=others.data_ptr() + 2 * num * word,

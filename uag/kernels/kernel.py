@@ -70,6 +70,7 @@ def _load() -> tuple[Any, int, str]:
         return None, 0, ""
     for function in ("linear", "conv1d", "attention", "experts", "gate"):
         getattr(library, f"rows_{function}").argtypes = [ctypes.c_char_p]
+    library.rows_coded_size.restype = ctypes.c_int64
     level = min(library.rows_level(), most)
     names = ("", "NEON") if platform.machine().lower() in ("arm64", "aarch64") else ("", "AVX2", "AVX512", "AVX512")
     return library, level, names[level]

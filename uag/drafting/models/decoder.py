@@ -15,7 +15,7 @@ import torch
 from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.torch_model import TorchPasses
 from uag.hf import models
-from uag.hf.description import Description, UndescribedError, describe
+from uag.hf.decoder import Description, UndescribedError, describe
 from uag.hf.inspection import inspected_once
 from uag.hf.trials import once
 from uag.kernels import Cache, Decoder, OwnKernels

@@ -1,13 +1,11 @@
-"""What a decoder computes: its embeddings, blocks and head, read from the modules of a transformers model.
+"""Reads the description of a decoder from the modules of a transformers model.
 
 Nothing here names a class of transformers. Modules are recognized by the names that decoders share, and a norm or an
 embedding by what it computes. `uag.kernels.decoder` runs a description, and a trial compares it with the model
-(`uag.drafting.models.decoder_trial`), so a model that is read wrongly is left to PyTorch.
+(`uag.drafting.models.decoder`), so a model that is read wrongly is left to PyTorch.
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from uag.errors import UagError
 from uag.hf import models, positions, wrapped
 from uag.hf.cache import caches
+from uag.hf.decoder.description import Attention, Block, Description, Linear, Mlp, Norm
 from uag.hf.inspection import is_training, parameters
 
 _PLAIN = (nn.Parameter, torch.Tensor)
@@ -31,106 +30,6 @@ _ACTIVATIONS = {
 
 class UndescribedError(UagError):
     """A model has something that a description cannot express; the message follows "the model"."""
-
-
-@dataclass(frozen=True)
-class Norm:
-    """`(x - mean) / deviation * weight + bias`; without `center`, `x / root mean square * weight + bias`."""
-
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    eps: float
-    center: bool
-
-
-@dataclass(frozen=True)
-class Linear:
-    """`x @ weight.T + bias`: weight [num_out, num_in]."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def part(self, start: int, stop: int) -> "Linear":
-        """Return the layer of some of the outputs."""
-        return Linear(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Causal attention over the last `window` positions; 0 for all.
-
-    `rotary` names the table of angles; None for no rotary positions. Queries and keys are normed by head, or over all
-    heads at once if `norms_all`.
-    """
-
-    query: Linear
-    key: Linear
-    value: Linear
-    out: Linear
-    query_norm: Norm | None
-    key_norm: Norm | None
-    norms_all: bool
-    rotary: str | None
-    window: int
-    scale: float
-    softcap: float
-    sinks: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class Mlp:
-    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate."""
-
-    gate: Linear | None
-    up: Linear
-    down: Linear
-    activation: str
-
-
-@dataclass(frozen=True)
-class Block:
-    """Attention and MLP, each with a norm before or after it or both; `is_parallel` if both read the block's input."""
-
-    attention: Attention
-    mlp: Mlp
-    before_attention: Norm | None
-    after_attention: Norm | None
-    before_mlp: Norm | None
-    after_mlp: Norm | None
-    is_parallel: bool
-    factor: float
-
-
-@dataclass(frozen=True)
-class Description:
-    """A decoder.
-
-    Attributes:
-        embedding: [num_ids, size].
-        embedding_factor: what embeddings are multiplied by.
-        positions: [positions, size], added to the embeddings; None without learned positions.
-        first_position: the row of `positions` for position 0.
-        angles: returns the cosines and sines [num_positions, rotated size / 2] of the first positions; by the name of a
-            table.
-        head_factor: what logits are multiplied by.
-        head_softcap: bounds the logits; 0 for no bound.
-        max_positions: how many positions a row may have.
-    """
-
-    embedding: torch.Tensor
-    embedding_factor: float
-    positions: torch.Tensor | None
-    first_position: int
-    blocks: tuple[Block, ...]
-    norm: Norm | None
-    head: Linear
-    head_factor: float
-    head_softcap: float
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    angles: Callable[[str, int], tuple[torch.Tensor, torch.Tensor]]
-    max_positions: int
 
 
 def _angles(rotary: Any, name: str, num: int) -> tuple[torch.Tensor, torch.Tensor]:
