@@ -12,6 +12,8 @@ from uag import generate_hook
 from uag.decoding import Call, Ranks, run
 from uag.drafting import (
     ASSUMED,
+    COPY,
+    CopyPairing,
     Drafter,
     OptionalSources,
     Pairing,
@@ -100,14 +102,17 @@ class Assistant:
         self._others: list[Self] = []
         self.totals = Totals()
         self._adapter = adapter_of(self.tokenizer)  # the pairing reuses it
-        self._pairing: Pairing | None = None
+        self._pairing: Pairing | CopyPairing | None = None
         self._drafter = self._custom_drafter
         if isinstance(self._drafter, TextDrafter):
             self._drafter = self._drafter.serving(self._adapter)
         if self.draft is not None:
             tokenizers = self.tokenizer, self.draft_tokenizer
-            forms = {"compile_draft": self.options.compile_draft, "draft_weights": self.options.draft_weights}
-            self._pairing = Pairing(self.draft, *tokenizers, **forms)
+            weights, is_compiled = self.options.draft_weights, self.options.compile_draft
+            if isinstance(self.draft, str) and self.draft == COPY:
+                self._pairing = CopyPairing(weights)
+            else:
+                self._pairing = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
             self._drafter = self._pairing.for_all
         if self._drafter is not None:
             self._check_sampling(self._drafter)

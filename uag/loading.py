@@ -109,7 +109,7 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
     Raises:
         LoadingError: the draft cannot be loaded.
     """
-    if not isinstance(draft, str | os.PathLike):
+    if not isinstance(draft, str | os.PathLike) or draft == "copy":
         return draft, tokenizer
     dtype = device = None
     if target is not None:

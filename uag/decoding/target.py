@@ -130,11 +130,16 @@ class Target:
         self._num_reread = 0  # accepted tokens that the restored states do not contain
         self._windows: static.Windows = {}  # of a static cache, before the last pass
         self._width = 1  # tokens per row of the last pass, without reread ones
+        self.rows: Sequence[int] = range(call.input_ids.shape[0])  # of the batch, in the cache
 
     @property
     def cache(self) -> Any:
         """The cache, under any of the names that models use."""
         return caches.cache_in(self.kwargs)
+
+    def verified(self) -> tuple[Any, dict[int, int]]:
+        """Return the cache, and the place in it of each row; none if it has tokens whose ids are not known."""
+        return self.cache, {} if self.limits.num_hidden else {row: place for place, row in enumerate(self.rows)}
 
     def budget(self, length: int) -> int:
         """Return how many candidates may follow `length` ids; record the reason if none may."""

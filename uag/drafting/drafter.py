@@ -1,8 +1,9 @@
 """The interface of sources of candidates. The decoding loop knows nothing else of tokenizers and draft caches."""
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from uag.errors import OptionError
 from uag.lookahead import Lookahead
@@ -49,6 +50,7 @@ class Ask:
         stop_ids: target ids after which nothing is drafted.
         needs_normalizer: whether scoring needs logits in addition to probabilities.
         vocab_size: size of the target's head.
+        verified: returns the target's cache, which has all tokens of a row but the last, and each row's place in it.
         dropped_ids: filled by `put_to` with ids that the head lacks.
     """
 
@@ -60,11 +62,16 @@ class Ask:
     needs_normalizer: bool = False
     vocab_size: int = sys.maxsize
     dropped_ids: list[int] = field(default_factory=list)
+    verified: Callable[[], tuple[Any, Mapping[int, int]]] | None = None
 
     @property
     def limits(self) -> list[int]:
         """Maximum number of each row's candidates that may use draft passes."""
         return [min(self.limit, budget) for budget in self.budgets]
+
+    def within(self, limits: Sequence[int]) -> "Ask":
+        """Return the request with at most so many candidates for each row."""
+        return replace(self, budgets=[min(*each) for each in zip(self.budgets, limits, strict=True)])
 
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
         """Return a drafter's proposals, cut to the limits and to ids that the target has.
@@ -101,12 +108,14 @@ class Drafter:
         has_free: whether it may propose free candidates. If not, it is only asked in rounds that may draft.
         draws: whether it may draw from the default generators. What it draws is taken back after each of its methods,
             and with it what other threads drew meanwhile. So set it to False if it does not draw.
+        reads_prompts: whether its first pass reads the prompts, which takes time.
     """
 
     strategy: str = "custom"
     source: str = "source"
     has_free: bool = True
     draws: bool = True
+    reads_prompts: bool = True
 
     @property
     def counts(self) -> Counts:

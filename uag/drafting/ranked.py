@@ -103,6 +103,7 @@ class FreeFirst(Drafter):
         self._drafters: list[Drafter] = [*sources] if model is None else [model, *sources]
         main = self._drafters[0]
         self.strategy, self.source, self.draws = main.strategy, main.source, main.draws
+        self.reads_prompts = main.reads_prompts
         self._is_free: list[bool] = []
 
     @property

@@ -7,6 +7,7 @@ products with such weights. A token's logits depend neither on the other tokens 
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class Decoder:
         self.weights, self.num_bytes = weights, 0
         self.vocab_size, self.num_ids = description.head.weight.shape[0], description.embedding.shape[0]
         self.max_positions = description.max_positions
+        self.windows = [block.attention.window for block in description.blocks]
         self.shape = len(description.blocks), description.num_kv_heads, description.head_dim  # of a cache
         self._num_heads, self._compute_angles = description.num_heads, description.angles
         self._head_factor, self._head_softcap = description.head_factor, description.head_softcap
@@ -206,7 +208,7 @@ class Decoder:
         """
         starts = list(cache.lengths)
         longest = max(start + len(line) for start, line in zip(starts, ids, strict=True))
-        self._reach(cache.base + longest)
+        self._reach(max(base + start + len(line) for base, start, line in zip(cache.bases, starts, ids, strict=True)))
         cache.reserve(longest)
         parts, done = [], 0
         while done < max(map(len, ids)):
@@ -226,32 +228,28 @@ class Decoder:
     def _part(self, cache: "Cache", ids: Sequence[Sequence[int]], kept: Sequence[int]) -> torch.Tensor:
         _, kv_heads, dim = self.shape
         counts = [len(line) for line in ids]
-        firsts = [sum(counts[:place]) for place in range(len(counts))]
-        tokens = torch.tensor(
-            [
-                [token for line in ids for token in line],
-                [cache.base + cache.lengths[place] + i for place, count in enumerate(counts) for i in range(count)],
-                [place for place, count in enumerate(counts) for _ in range(count)],
-            ],
-            dtype=torch.long,
-        )
-        wanted = [
-            first + count - keep + i
-            for first, count, keep in zip(firsts, counts, kept, strict=True)
-            for i in range(keep)
-        ]
-        others = torch.tensor([*counts, *firsts, *([cache.base] * len(ids)), *wanted], dtype=torch.long)
-        num, size, word = len(ids), tokens.shape[1], 8
-        logits = torch.empty(len(wanted), self.vocab_size)
+        firsts = list(accumulate(counts, initial=0))[:-1]
+        starts = [base + length for base, length in zip(cache.bases, cache.lengths, strict=True)]
+        lists = {
+            "ids": [token for line in ids for token in line],
+            "positions": [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)],
+            "sequences": [place for place, count in enumerate(counts) for _ in range(count)],
+            "counts": counts,
+            "first": firsts,
+            "base": cache.bases,
+            "places": cache.places,
+            "wanted": [first + i for first, n, of in zip(firsts, counts, kept, strict=True) for i in range(n - of, n)],
+        }
+        arrays = {name: (ctypes.c_int64 * (len(values) or 1))(*values) for name, values in lists.items()}
+        size, num_wanted = len(lists["ids"]), len(lists["wanted"])
+        logits = torch.empty(num_wanted, self.vocab_size)
         buffers = [torch.empty(size, width) for width in self.sizes]
         job = steps.CPass(
-            steps=ctypes.addressof(self._steps), num_steps=len(self._steps), ids=tokens.data_ptr(),
-            positions=tokens.data_ptr() + size * word, sequences=tokens.data_ptr() + 2 * size * word,
-            counts=others.data_ptr(), first=others.data_ptr() + num * word, base=others.data_ptr() + 2 * num * word,
-            wanted=others.data_ptr() + 3 * num * word, past=cache.past, cache=cache.tensor.data_ptr(),
-            logits=logits.data_ptr(), num_tokens=size, num_wanted=len(wanted), num_sequences=num,
-            heads=self._num_heads, kv_heads=kv_heads, dim=dim, capacity=cache.tensor.shape[4],
-            cache_type=_TYPES[cache.tensor.dtype], level=kernel._level, threads=torch.get_num_threads(),
+            steps=ctypes.addressof(self._steps), num_steps=len(self._steps), num_tokens=size, num_wanted=num_wanted,
+            past=None if cache.past is None else ctypes.addressof(cache.past), cache=cache.tensor.data_ptr(),
+            logits=logits.data_ptr(), num_sequences=len(ids), heads=self._num_heads, kv_heads=kv_heads, dim=dim,
+            capacity=cache.tensor.shape[4], cache_type=_TYPES[cache.tensor.dtype], level=kernel._level,
+            threads=torch.get_num_threads(), **{name: ctypes.addressof(array) for name, array in arrays.items()},
         )  # fmt: skip
         job.buffers[:], job.sizes[:] = [buffer.data_ptr() for buffer in buffers], self.sizes
         if kernel._library.rows_pass(ctypes.byref(job)):
@@ -269,21 +267,57 @@ class Cache:
 
     Attributes:
         lengths: the tokens of each sequence; lower one to remove its last tokens.
-        base: the position of the first token.
+        bases: the position of each sequence's first token.
+        past: where the keys and values of the tokens before it are, for each layer; see `read`.
         tensor: [layers, 2, sequences, kv_heads, capacity, head_dim].
     """
 
     def __init__(self, decoder: Decoder, num_sequences: int) -> None:
         layers, kv_heads, dim = decoder.shape
         self.lengths = [0] * num_sequences
-        self.base = 0
+        self.bases = [0] * num_sequences
         self.past: Any = None
+        self.places = [0] * num_sequences  # in the cache that `past` is of
+        self._windows = decoder.windows
         self.tensor = torch.zeros((layers, 2, num_sequences, kv_heads, _FIRST_SLOTS, dim), dtype=_CACHE_DTYPE)
 
     def fits(self, decoder: Decoder, num_sequences: int) -> bool:
         """Return whether a decoder can use this cache for so many sequences."""
         layers, _, sequences, kv_heads, _, dim = self.tensor.shape
         return (layers, kv_heads, dim) == decoder.shape and sequences == num_sequences
+
+    def read(self, layers: Sequence[Any], places: Sequence[int]) -> bool:
+        """Read the tokens before `bases` in the layers of another cache, whose last slots are those of these tokens.
+
+        Args:
+            layers: with `keys` and `values` [sequences, kv_heads, slots, head_dim].
+            places: the place of each sequence in it; -1 for none, which then gets no tokens.
+
+        Returns:
+            Whether the layers have these tokens. If so, they must live until the next pass has run.
+        """
+        num, kv_heads, dim = self.tensor.shape[0], self.tensor.shape[3], self.tensor.shape[5]
+        if len(layers) != num:
+            return False
+        self.past = (steps.CPast * num)()
+        for of_layer, layer, window in zip(self.past, layers, self._windows, strict=True):
+            keys, values = layer.keys, layer.values
+            needed = max((base for base, place in zip(self.bases, places, strict=True) if place >= 0), default=0)
+            needed = min(needed, window - 1) if window else needed
+            is_plain = keys.is_cpu and keys.dtype is values.dtype and keys.dtype in _TYPES
+            if not is_plain or keys.shape[1::2] != (kv_heads, dim) or keys.shape[2] < needed:
+                return False
+            if keys.stride(3) != 1 or values.stride(3) != 1:
+                return False
+            of_layer.k, of_layer.v, of_layer.end, of_layer.type = (
+                keys.data_ptr(),
+                values.data_ptr(),
+                keys.shape[2],
+                _TYPES[keys.dtype],
+            )
+            of_layer.k_stride[:], of_layer.v_stride[:] = keys.stride()[:3], values.stride()[:3]
+        self.places = [max(place, 0) for place in places]
+        return True
 
     def reserve(self, length: int) -> None:
         """Make room for so many tokens of each sequence."""
