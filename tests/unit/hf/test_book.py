@@ -1,4 +1,4 @@
-"""A book finds each row's tokens in its cache after any appends, cuts and selections."""
+"""A book finds each row's tokens in its cache after any appends and cuts, and when rows come and go."""
 
 from functools import partial
 from itertools import pairwise
@@ -25,7 +25,8 @@ class Model:
 STEP = st.one_of(
     st.tuples(st.just("append"), st.lists(st.integers(0, 7), min_size=ROWS, max_size=ROWS).filter(any)),
     st.tuples(st.just("cut"), st.lists(st.integers(0, 9), min_size=ROWS, max_size=ROWS)),
-    st.tuples(st.just("select"), st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS)),
+    st.tuples(st.just("take"), st.permutations([None, None, *range(ROWS)]).map(lambda rows: rows[:ROWS])),
+    st.tuples(st.just("put"), st.tuples(st.integers(0, ROWS - 1), st.integers(1, 7))),
 )
 
 
@@ -71,10 +72,14 @@ def test_rows_of_a_book_hold_their_tokens(is_static: bool, steps: list[tuple[str
                 length = max(0, len(texts[row]) - num_cut)
                 assert book.cut(row, length) == length
                 del texts[row][length:]
-        elif not is_static:
-            lengths = [max(0, len(texts[row]) - place) for place, row in enumerate(how)]
-            book = book.select([(book, row, length) for row, length in zip(how, lengths, strict=True)])
-            texts = [texts[row][:length] for row, length in zip(how, lengths, strict=True)]
+        elif what == "take" and not is_static:
+            book.take(how)
+            texts = [[] if row is None else texts[row] for row in how]
+        elif what == "put" and not is_static:
+            row, length = how
+            other, texts[row] = Book(dynamic_cache), []
+            append(other, [texts[row]], [length], 1000.0 * number)
+            book.put(row, other)
         check(book, texts)
     book.tidy()
     check(book, texts)
