@@ -104,7 +104,7 @@ class Costs:
     """
 
     def __init__(self, *, is_flat: bool = False) -> None:
-        self.is_flat, self.size_ratio = is_flat, 0.0
+        self.is_flat, self.size_ratio, self.least_plain_s = is_flat, 0.0, 1.0
         self.plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self.block, self.draft, self.reading = Line(), Line(), Line()
         self.num_since_plain = 0
@@ -123,18 +123,18 @@ class Costs:
 
         At a high gain, a plain pass costs more and is less likely to change a decision, so the intervals are longer.
         """
-        return not self.plain or self.num_since_plain >= _PLAIN_EVERY * gain**2
+        return self.num_since_plain >= (_PLAIN_EVERY if self.plain else _NUM_PLAIN) * gain**2
 
     @property
     def plain_s(self) -> float:
-        """Seconds of a plain pass; before one is measured, it is assumed to take one second."""
-        return min(self.plain, default=1.0)
+        """Seconds of a plain pass; before any pass is measured, those of the target's reading of a prompt token."""
+        # A plain pass is never slower than one with candidates.
+        blocks = [lower_quartile(y for _, y in self.block.points)] if self.block.points else []
+        return min([*self.plain, *blocks], default=self.least_plain_s)
 
     def prices(self) -> Prices:
         """Predict costs."""
-        # A plain pass is never slower than one with candidates.
-        blocks = [lower_quartile(y for _, y in self.block.points)] if self.block.points else []
-        guess = self.guess(min([self.plain_s, *blocks]))
+        guess = self.guess(self.plain_s)
         verify = self.block.fit((0.0, guess.verify_s), guess.verify_candidate_s)
         draft = self.draft.fit((0.0, guess.draft_s), guess.draft_candidate_s)
         return Prices(guess.plain_s, *verify, *draft)

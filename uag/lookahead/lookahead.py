@@ -23,6 +23,9 @@ from uag.proposal import Proposal
 MAX_CANDIDATES = 32
 """Maximum number of candidates per row. Increase to gain a little on easy text; decrease to bound a round's seconds."""
 
+_FIRST_CANDIDATES = 4
+"""Maximum number of candidates in the first round that drafts, and how many more each later one may have."""
+
 _TRIAL_SHARE = 0.004
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
@@ -137,14 +140,17 @@ class Lookahead:
     def _limit(self) -> int:
         """Choose the maximum number of candidates of a round: 0, 1 for a trial, or the maximum."""
         self._is_trial = False
-        if not self.costs.plain:
-            return 0  # the first round measures a plain pass
+        costs = self.costs
+        if not (costs.plain or self._size_ratio):
+            return 0  # nothing predicts costs: the first round measures a plain pass
         if self._gain >= 1.0:  # drafting is faster
             self._lost.clear()
-            if self.costs.is_plain_due(self._gain) or not self._pays():
+            if costs.is_plain_due(self._gain) or not self._pays():
                 return 0
-            return MAX_CANDIDATES if self.costs.draft.points else 1  # the first one measures what drafting costs
-        if self.costs.num_since_plain and not self._has_won:
+            if not (costs.draft.points or self._size_ratio):
+                return 1  # measures what drafting costs
+            return min(_FIRST_CANDIDATES * (1 + len(costs.draft.points)), MAX_CANDIDATES)
+        if not costs.plain or (costs.num_since_plain and not self._has_won):
             return 0  # a plain pass shows whether something else slows all passes down
         self._is_trial = self._trial_loss_s() <= self._trial_budget_s()
         return int(self._is_trial)
@@ -226,7 +232,7 @@ class Lookahead:
         Returns:
             The number and its expected output tokens per second and row; 0 if none pays off.
         """
-        if not self.costs.plain:
+        if not (self.costs.plain or self.costs.block.points):
             return 0, 0.0  # plain decoding is measured first
         required = 1.0 if self.costs.is_flat else self._required_gain  # free slots are filled at no cost
         best, best_rate = 0, required / self.prices.plain_s
@@ -244,7 +250,7 @@ class Lookahead:
 
     def go_on(self, row: int, proposals: Sequence[Proposal]) -> bool:
         """Return whether a row should draft one more candidate; called once after each candidate."""
-        is_adaptive = self.fixed is None and bool(self.costs.plain)
+        is_adaptive = self.fixed is None
         confidence = proposals[-1].confidence
         reach = self._reached.get(row, 1.0) * (self._acceptance.rate(confidence) if is_adaptive else confidence)
         self._reached[row] = reach
@@ -255,6 +261,8 @@ class Lookahead:
     def learn_prefill(self, seconds: float) -> None:
         """Record the time of the target's pass over the prompt."""
         self._prefill_s = seconds
+        self.costs.least_plain_s = seconds / max(self._num_unread, 1)
+        self._price()
 
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""

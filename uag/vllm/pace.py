@@ -21,11 +21,6 @@ class Pace:
         self._lengths: list[int] = []
         self._draft_s = self._ended = 0.0
 
-    @property
-    def has_drafted(self) -> bool:
-        """Whether the last round had candidates, whose outcomes can be learned from."""
-        return any(self._lengths)
-
     def interrupt(self) -> None:
         """Forget the last round: the time until the next one is not an engine's step."""
         self._lengths = []
@@ -52,18 +47,6 @@ class Pace:
             self.lookahead.learn_round(Round(mean, self._draft_s, step_s, outcomes, is_special=not is_same))
         return self.lookahead.plan(num_requests)
 
-    def end(
-        self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, reading_s: float = 0.0
-    ) -> None:
-        """Record a round.
-
-        Args:
-            sizes: as in `plan`.
-            lengths: number of candidates of each request that can take candidates.
-            draft_s: seconds of drafting.
-            now: time at which the candidates are returned, in seconds.
-            reading_s: seconds before, in which the draft read the prompts of new requests; 0 without any.
-        """
-        if reading_s:
-            self.lookahead.reading_s = reading_s  # the next trial will read about as much
+    def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float) -> None:
+        """Record a round: how many candidates each request got, the seconds of drafting, and when it ended."""
         self._sizes, self._lengths, self._draft_s, self._ended = list(sizes), list(lengths), draft_s, now
