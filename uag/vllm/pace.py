@@ -15,7 +15,7 @@ class Pace:
     """
 
     def __init__(self, min_confidence: float | None = None) -> None:
-        self.lookahead = Lookahead(min_confidence=min_confidence or 0.0)
+        self.lookahead = Lookahead(None if min_confidence is None else MAX_CANDIDATES, min_confidence or 0.0)
         self._has_clock = min_confidence is None
         self._sizes: list[int] = []
         self._lengths: list[int] = []

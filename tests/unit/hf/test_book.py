@@ -118,3 +118,16 @@ def test_wiping_zeroes_only_the_slots_without_a_token() -> None:
         assert (of_slots[~is_used] == 0).all()
         assert torch.equal(of_slots[is_used].nan_to_num(), before[is_used].nan_to_num())
         assert (before[~is_used] != 0).any()
+
+
+@torch.no_grad()
+def test_a_row_that_is_left_alone_has_no_gaps() -> None:
+    """A pass over one row has no mask."""
+    book = Book(dynamic_cache, 2)
+    texts: list[list[float]] = [[], []]
+    append(book, texts, [3, 5], 0.0)
+    append(book, texts, [2, 1], 100.0)
+    book.take([1])
+    book.tidy()
+    check(book, texts[1:])
+    assert book.slots == [list(range(6))]
