@@ -10,8 +10,7 @@ _NUM_KEPT = 12
 """Measurements per estimate."""
 
 _NUM_SURE = 3
-"""Weight of a first guess beside measurements. Increase to be safe from cold and slow passes; decrease to learn
-sooner."""
+"""Readings of prompts until they are believed where they took longer than guessed."""
 
 _PLAIN_EVERY = 16
 """Rounds with drafted candidates until a plain pass is measured again, at a gain of 1."""
@@ -58,8 +57,7 @@ class Line:
         """Return (fixed seconds, seconds per token), also from a point and a slope that are known in advance."""
         if not self.points:
             return start[1], guess
-        slopes = self._slopes + [guess] * (_NUM_SURE if guess else 0)
-        slopes += [(y - start[1]) / (x - start[0]) for x, y in self.points if x != start[0]]
+        slopes = self._slopes + [(y - start[1]) / (x - start[0]) for x, y in self.points if x != start[0]]
         slope = max(median_low(slopes), 0.0) if slopes else 0.0
         fixed = lower_quartile(y - slope * x for x, y in self.points)
         return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))

@@ -24,7 +24,7 @@ MAX_CANDIDATES = 32
 """Maximum number of candidates per row."""
 
 _FIRST_CANDIDATES = 4
-"""Candidates of the first round that drafts; later ones have as many more as were accepted so far, at most."""
+"""Candidates of the first round that drafts; later ones have at most as many more as were accepted so far."""
 
 _TRIAL_SHARE = 0.004
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds."""
