@@ -25,9 +25,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import common
-from replay import Replay
+from replay import Replay, Text, write
 
-from uag.distill.writing import Text, write
 from uag.drafting.pairing import Pairing
 from uag.hf import models
 from uag.loading import Pair, encode_prompt
