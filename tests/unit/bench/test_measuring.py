@@ -161,7 +161,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Arm]:
     """Return a function that makes arms whose calls take ten seconds each, by a clock of their own."""
     now = [0.0]
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
     def make(name: str) -> Arm:
         def generate(**kwargs: Any) -> Any:

@@ -14,7 +14,6 @@ import uag
 from tests.support.served import run_cli
 from uag import assistant, bench, cli, loading
 from uag.bench import Completion, Record
-from uag.cli import measuring
 from uag.errors import PairError
 from uag.loading import Pair
 from uag.stats import Stats
@@ -170,11 +169,8 @@ def stub_record(arm: str, **values: Any) -> Record:
 @pytest.mark.usefixtures("loaded")
 def test_demo_fails_where_outputs_differ(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     showcase = Completion("def f", (1, 2), ("(x", ")"), ("draft model", "target"), STATS)
-    records = [
-        stub_record("plain"),
-        stub_record("transformers"),
-        stub_record("uag", refusal="differs at token 3", difference="token 3"),
-    ]
+    ours = stub_record("uag", refusal="differs at token 3", difference="token 3")
+    records = [stub_record("plain"), stub_record("transformers"), ours]
     monkeypatch.setattr(bench, "measure", lambda *_, **__: records)
     monkeypatch.setattr(bench, "complete", lambda *_, **__: showcase)
     code, out, _ = run("demo")
@@ -211,7 +207,7 @@ def test_bench_fails_only_where_uag_differs(
 @pytest.mark.usefixtures("loaded")
 def test_progress_has_an_estimate_within_the_bound(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
     def measure(*_: Any, progress: Callable[[float, str], None], **__: Any) -> list[Record]:
         for share, seconds in ((0.0, 20.0), (0.25, 4.0), (0.5, 46.0), (0.6, 30.0)):
