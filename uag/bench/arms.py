@@ -56,7 +56,7 @@ class Arm:
     draft: str = ""
 
 
-class Useless(Drafter):
+class _Useless(Drafter):
     """A draft of which nothing is accepted: another drafter's candidates, each replaced by a distant id."""
 
     strategy, source, has_free = "useless", "useless draft", False
@@ -66,35 +66,27 @@ class Useless(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """The drafter's."""
         return self._drafter.counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Start new sequences."""
         self._drafter.start(prompts, source_ids)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return the drafter's candidates with ids half of the vocabulary away."""
         size = ask.vocab_size
         lines = self._drafter.propose(ask)
         return [[replace(each, target_id=(each.target_id + size // 2) % size) for each in line] for line in lines]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
-        """Pass the target's tokens on; none of them was the drafter's candidate."""
-        self._drafter.accept(row, 0, output_ids)
+        self._drafter.accept(row, 0, output_ids)  # none of them was its candidate
 
     def release(self) -> None:
-        """Drop all sequences."""
         self._drafter.release()
 
 
 def build_arms(pair: Pair, options: BenchOptions, others: Sequence[Pair] = ()) -> list[Arm]:
     """Return the arms of `options`, in the order of `ARM_NAMES`; plain decoding is always the first.
 
-    Args:
-        pair: the target and its draft.
-        options: also of uag's assistants.
-        others: the same target with other drafts, each of which gets arms of its own.
+    `others` are the same target with other drafts, each of which gets arms of its own.
     """
     chosen = {"plain", *options.arm_names, *([WITHOUT_DRAFT] if options.draft_independent else ())}
     return [
@@ -120,7 +112,7 @@ def _build(name: str, pair: Pair, options: BenchOptions) -> Arm:
         drafter: Drafter | None = PromptLookup() if name == LOOKUP else None
         if name == USELESS:
             drafter = Pairing(pair.draft, tokenizer, drafts[1], compile_draft=options.compile_draft).for_all
-            drafter = drafter and Useless(drafter)
+            drafter = drafter and _Useless(drafter)
         assistant, draft = Assistant(None, None, tokenizer, drafter=drafter, options=options, compile_draft=False), ""
     note = "run by uag's own passes" if options.draft_independent else ""
     return replace(assisted(name, assistant, target, note), draft=draft)
@@ -155,16 +147,8 @@ def run_arm(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Run one arm once on one batch, with the same seed as every other arm.
 
-    Args:
-        arm: the arm.
-        pair: the target and its tokenizer.
-        inputs: the prompts, from `uag.loading.encode`.
-        options: keyword arguments of `model.generate`.
-        seed: of the sampling.
-
-    Returns:
-        The target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and seconds,
-        tokens, passes and statistics, named as in `Record` and summed over rows.
+    Returns the target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and
+    seconds, tokens, passes and statistics, named as in `Record` and summed over rows.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)

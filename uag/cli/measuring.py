@@ -3,7 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +48,7 @@ def run(
     shows_text: bool = False,
 ) -> None:
     """Measure the arms in turns, and print a table with its conclusions; `shows_text` prints a colored output, too."""
+    given = locals()  # the flags of options have their names
     common.begin(target, *(drafts or []))
     import torch
 
@@ -60,22 +61,13 @@ def run(
     chosen = library.spread(chosen, num_prompts)
     options = library.BenchOptions(
         arm_names=tuple(arms or library.ARM_NAMES),
-        batch_size=batch_size,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        num_trials=num_trials,
-        seed=seed,
-        is_chat=is_chat,
-        cache=cache,
-        is_compiled=is_compiled,
-        minutes=minutes,
-        compile_draft=compile_draft,
-        draft_independent=draft_independent,
+        **{field.name: given[field.name] for field in fields(library.BenchOptions) if field.name in given},
     )
     pairs, refused = library.load_pairs(target, drafts or [], options, dtype=dtype, device=device)
     pair = pairs[0]
-    with _Progress(minutes) as progress:
-        built = library.build_arms(pair, options, pairs[1:])
+    built = library.build_arms(pair, options, pairs[1:])
+    with common.error_console.status("measuring") as status:
+        progress = _progress(minutes, status.update)
         records = [*library.measure(pair, chosen, options, arms=built, progress=progress), *refused]
     found, environment = library.conclusions(records), library.environment_line(pair.target.dtype)
     showcase = None
@@ -100,38 +92,29 @@ def run(
         raise typer.Exit(1)
 
 
-class _Progress:
-    """Shows what runs, the share that is done and an estimate of the time left, on standard error.
+def _progress(minutes: float, show: Callable[[str], None]) -> Callable[[float, str], None]:
+    """Return a function that reports the share that is done, an estimate of the time left, and the arm that runs.
 
-    A terminal has one line, which changes; elsewhere a line is printed every `_EVERY_S` seconds.
+    A terminal has one line, changed by `show`; elsewhere a line is printed every `_EVERY_S` seconds.
     """
+    start_s = time.perf_counter()
+    last_s = start_s - _EVERY_S
 
-    def __init__(self, minutes: float) -> None:
-        self._limit_s, self._stack = 60 * minutes, ExitStack()
-        self._start_s = time.perf_counter()
-        self._printed_s = self._start_s - _EVERY_S
-
-    def __enter__(self) -> "_Progress":
-        self._status = self._stack.enter_context(common.error_console.status("measuring"))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def __call__(self, share: float, name: str) -> None:
-        """Show that an arm begins a call."""
+    def report(share: float, name: str) -> None:
+        nonlocal last_s
         now = time.perf_counter()
-        elapsed_s = now - self._start_s
-        text = f"measuring: {share:.0%} after {_time(elapsed_s)}"
-        if share:
-            left_s = elapsed_s * (1 / share - 1)
-            text += f", about {_time(min(left_s, self._limit_s - elapsed_s) if self._limit_s else left_s)} left"
-        text += f" ({name})"
+        left_s = (now - start_s) * (1 / share - 1) if share else None
+        if left_s is not None and minutes:
+            left_s = min(left_s, 60 * minutes - (now - start_s))
+        estimate = "" if left_s is None else f", about {_time(left_s)} left"
+        text = f"measuring: {share:.0%} after {_time(now - start_s)}{estimate} ({name})"
         if common.error_console.is_terminal:
-            self._status.update(text)
-        elif now - self._printed_s >= _EVERY_S:
-            self._printed_s = now
+            show(text)
+        elif now - last_s >= _EVERY_S:
+            last_s = now
             common.report(text)
+
+    return report
 
 
 def _time(seconds: float) -> str:
