@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
 from uag.bench.options import BenchOptions
 from uag.bench.record import Record
@@ -45,3 +46,9 @@ def load_pairs(
     if not pairs:
         raise PairError("none of the drafts can be used: " + "; ".join(f"{r.draft}: {r.refusal}" for r in refused))
     return pairs, refused
+
+
+def losses(pairs: Sequence[Pair]) -> list[str]:
+    """Return why tokenizers of drafts cannot represent every text, a line for each that cannot."""
+    of_drafts = [(pair.draft_name, from_tokenizer(pair.draft_tokenizer).loss) for pair in pairs]
+    return [f"{name}: {loss}" for name, loss in of_drafts if loss]

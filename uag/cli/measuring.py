@@ -66,10 +66,11 @@ def run(
     pairs, refused = library.load_pairs(target, drafts or [], options, dtype=dtype, device=device)
     pair = pairs[0]
     built = library.build_arms(pair, options, pairs[1:])
-    with common.error_console.status("measuring") as status:
+    with common.error_console.status("measuring", refresh_per_second=1) as status:
         progress = _progress(minutes, status.update)
         records = [*library.measure(pair, chosen, options, arms=built, progress=progress), *refused]
-    found, environment = library.conclusions(records), library.environment_line(pair.target.dtype)
+    found = library.conclusions(records) | {"losses": library.losses(pairs)}
+    environment = library.environment_line(pair.target.dtype)
     showcase = None
     if shows_text:
         assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
@@ -81,7 +82,7 @@ def run(
     else:
         if showcase is not None:
             common.show(library.colored(showcase).append("\n"))
-        for line in library.lines(found):
+        for line in [*library.lines(found), *found["losses"]]:
             common.show(line, style="bold")
         num_prompts = sum(len(record.prompt_ids) for record in records if record.arm == "plain")
         kind = f"temperature {temperature:g}" if temperature else "greedy"

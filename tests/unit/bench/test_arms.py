@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 from tests.support.calls import left_padded
 from tests.support.models import tiny_model
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
 from tests.support.tokenizers import byte_level
 from tests.support.trained import small
-from uag.bench import Arm, BenchOptions, build_arms, heldout_prompts
+from uag.bench import Arm, BenchOptions, build_arms, heldout_prompts, losses
 from uag.bench.arms import run_arm
 from uag.errors import OptionError
 from uag.loading import Pair, encode
@@ -116,3 +117,9 @@ def test_each_draft_has_its_own_arms_and_the_others_are_shared() -> None:
     expected = [(name, draft) for name in ("uag", "uag-draft", "transformers") for draft in (pair.draft_name, "other")]
     assert of_draft == expected
     assert [arm.name for arm in arms if not arm.draft] == ["plain", "uag-lookup", "uag-useless"]
+
+
+def test_a_draft_whose_tokenizer_changes_text_is_named() -> None:
+    lossy = byte_level(normalizer=normalizers.Replace("``", '"'))
+    pairs = [Pair(None, None, "t", None, tokenizer, name) for tokenizer, name in ((lossy, "a"), (byte_level(), "b"))]
+    assert losses(pairs) == ["a: normalizes text (Replace)"]

@@ -35,6 +35,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_pair", lambda *_, **__: pair)
     monkeypatch.setattr(bench, "load_pairs", lambda *_, **__: ([pair], []))
     monkeypatch.setattr(bench, "build_arms", lambda *_, **__: [])
+    monkeypatch.setattr(bench, "losses", lambda _: [])
     monkeypatch.setattr(assistant, "Assistant", lambda *_, **__: None)
 
 
