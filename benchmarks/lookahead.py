@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 
 import common
 import numpy as np
-from replay import Replay
+from replay import Replay, Text, write
 
-from uag.distill.writing import Text, write
 from uag.drafting.pairing import Pairing
 from uag.hf import models
 from uag.loading import Pair, encode_prompt

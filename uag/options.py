@@ -1,6 +1,6 @@
-"""The options of an assistant and of a benchmark: defaults, checks and descriptions.
+"""The options of an assistant: defaults, checks and descriptions.
 
-They travel whole, from the entry points to the code that uses them. `uag/cli/common.py` makes them flags.
+They travel whole, from the entry points to the code that uses them.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from uag.errors import OptionError
 
-if TYPE_CHECKING:  # the command line reads the defaults below before it waits for torch
+if TYPE_CHECKING:
     import torch
-
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
-"""The ways to generate that `uag bench` compares; see `uag.bench.arms`."""
 
 _WEIGHTS = ("int8", "int4", "model")
 _SAMPLING = ("shared-noise", "rejection")
@@ -97,48 +94,3 @@ class Options:
                 "draft_independent=True promises the same output for every draft, and sampling='rejection' returns "
                 "another sample for each. Use the default sampling='shared-noise'."
             )
-
-
-@dataclass(kw_only=True)
-class BenchOptions(Options):
-    """Options of a benchmark, and of uag's arms in it.
-
-    Attributes:
-        arm_names: plain decoding is always measured, and uag-no-draft with `draft_independent`, as its reference.
-        batch_size: prompts per call.
-        temperature: 0 is greedy.
-        max_new_tokens: maximum number of new tokens per prompt.
-        num_trials: timed runs of each arm on each batch.
-        seed: seed for sampling.
-        is_chat: make each prompt a user turn of the target's chat template.
-        cache: the `cache_implementation` of every call; None for transformers' default.
-        is_compiled: compile the passes after the prompt of every call; needs a static cache.
-    """
-
-    arm_names: tuple[str, ...] = ARM_NAMES
-    batch_size: int = 1
-    temperature: float = 0.0
-    max_new_tokens: int = 64
-    num_trials: int = 5
-    seed: int = 0
-    is_chat: bool = False
-    cache: str | None = None
-    is_compiled: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        from transformers import GenerationConfig
-
-        for name in self.arm_names:
-            if name not in ARM_NAMES:
-                raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
-        if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
-            raise OptionError("the batch size, new tokens and trials must be at least 1")
-        try:
-            GenerationConfig(cache_implementation=self.cache)
-        except ValueError as error:
-            raise OptionError(str(error)) from error
-        if self.is_compiled and self.cache != "static":
-            raise OptionError("compiled passes need a static cache: pass --cache static")
-        if self.temperature < 0:
-            raise OptionError(f"the temperature must be 0 (greedy) or more, not {self.temperature!r}")

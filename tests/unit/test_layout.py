@@ -37,10 +37,9 @@ BELOW = {
     "candidates": "decoding drafting hf lookahead options kernels projection proposal sampling stats",
     "installing": "assistant generate_hook errors gguf hf loading options",
     "serving": "errors hf installing loading stats",
-    "bench": "_version adapters assistant errors gguf hf loading options stats",
+    "bench": "_version adapters assistant drafting errors gguf hf kernels loading options proposal stats",
     "ray": "assistant errors hf loading options sampling",
-    "distill": "adapters bench drafting errors gguf hf loading kernels projection proposal sampling",
-    "cli": "_version assistant bench distill errors loading options kernels serving",
+    "cli": "_version assistant bench errors loading serving",
     "": "_version assistant candidates drafting gguf installing loading options stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""

@@ -8,9 +8,10 @@ import pytest
 import uag
 from tests.support.calls import pair
 from uag import installing
-from uag.cli import common, generate, measuring, serve
+from uag.bench import BenchOptions
+from uag.cli import generate, measuring, serve
 from uag.errors import OptionError
-from uag.options import BenchOptions, Options
+from uag.options import Options
 
 
 def test_an_assistant_takes_an_object_names_or_both() -> None:
@@ -43,21 +44,16 @@ def test_install_hands_every_option_to_its_assistants() -> None:
 
 
 def test_flags_have_the_defaults_of_their_options() -> None:
-    defaults = {field.name: field.default for field in fields(BenchOptions)}
-    assert common._FLAGS.keys() <= defaults.keys()
-    for command, kind, changed in (
-        (measuring.bench, BenchOptions, {}),
-        (measuring.doctor, BenchOptions, {"num_trials": 1}),
-        (generate.generate, Options, {}),
-        (serve.serve, Options, {}),
+    named = {"num_trials", "max_new_tokens", "batch_size", "temperature", "seed", "is_chat", "cache", "is_compiled"}
+    for command, kind, names in (
+        (measuring.bench, BenchOptions, {*named, "minutes", "compile_draft", "draft_independent"}),
+        (measuring.doctor, BenchOptions, named - {"num_trials"}),
+        (generate.generate, Options, {"compile_draft", "draft_independent"}),
+        (serve.serve, Options, {"compile_draft", "draft_independent"}),
     ):
-        flags = {
-            name: parameter.default
-            for name, parameter in inspect.signature(command).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        expected = {field.name for field in fields(kind)} & common._FLAGS.keys()
-        assert flags == {name: defaults[name] for name in expected} | changed
+        defaults = {field.name: field.default for field in fields(kind)}
+        flags = inspect.signature(command).parameters
+        assert {name: flags[name].default for name in names} == {name: defaults[name] for name in names}
 
 
 def test_options_of_a_benchmark_are_those_of_its_assistants() -> None:

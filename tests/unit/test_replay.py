@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import uag
-from benchmarks.replay import Replay
+from benchmarks.replay import Replay, Text, write
 from tests.support.calls import pair
-from uag.distill.writing import Text, write
 from uag.drafting import Pairing
 from uag.lookahead import Lookahead
 
