@@ -3,7 +3,6 @@
 import copy
 import logging
 import threading
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -28,7 +27,7 @@ from uag.hf.required_names import check
 from uag.kernels import switched
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
-from uag.options import Options, is_whole
+from uag.options import Options, changed, is_whole
 from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
@@ -77,7 +76,7 @@ class Assistant:
         options: Options | None = None,
         **changes: Any,
     ) -> None:
-        self.options = options = replace(options or Options(), **changes)
+        self.options = options = changed(options, changes, "Assistant()")
         if draft is not None and drafter is not None:
             raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
         if options.compile_draft and draft is None:

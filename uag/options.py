@@ -4,7 +4,7 @@ They travel whole, from the entry points to the code that uses them. `uag/cli/co
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from uag.errors import OptionError
@@ -92,6 +92,23 @@ class Options:
                 "draft_independent=True promises the same output for every draft, and sampling='rejection' returns "
                 "another sample for each. Use the default sampling='shared-noise'."
             )
+
+
+def changed(options: Options | None, changes: dict[str, Any], owner: str) -> Options:
+    """Return `options` (None for the defaults) with changes by name, which the caller passed to `owner`.
+
+    Raises:
+        OptionError: `options` is something else, or a value is wrong.
+        TypeError: there is no option of a name.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise OptionError(f"options={options!r:.80} must be a uag.Options, or None; pass single options by name.")
+    known = {option.name for option in fields(Options)}
+    if unknown := [name for name in changes if name not in known]:
+        raise TypeError(
+            f"{owner} got an unexpected keyword argument {unknown[0]!r}; options are {', '.join(sorted(known))}"
+        )
+    return replace(options or Options(), **changes)
 
 
 @dataclass(kw_only=True)

@@ -34,7 +34,9 @@ print(torch.tensor([1e-40]).mul(1.0).tolist())
 
 
 def results(module: Path) -> str:
-    return subprocess.run([sys.executable, "-c", RESULTS, str(module)], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", RESULTS, str(module)], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32" or not shutil.which("cc"), reason="there is no C compiler")
