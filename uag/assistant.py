@@ -253,8 +253,6 @@ class Assistant:
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.options.prediction if prediction is None else prediction
-        if callable(prediction):
-            prediction = prediction(call.input_ids) if call.ranks.decides else None
         drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""

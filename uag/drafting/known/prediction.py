@@ -85,8 +85,7 @@ class PredictionSource(KnownSource):
     """Candidates from the predictions for each row of one call.
 
     Args:
-        prediction: see `read_predictions`, or a `concurrent.futures.Future` of it. Nothing is proposed until that is
-            done. Its error ends the call; a cancelled one is no prediction.
+        prediction: see `read_predictions`.
         num_rows: number of rows of the batch.
         vocab_size: size of the target's head.
         find_adapter: returns the adapter of the target's tokenizer, or None; called if a prediction is text.
@@ -94,7 +93,7 @@ class PredictionSource(KnownSource):
 
     Raises:
         OptionError: the prediction is invalid, or has ids that the target lacks.
-        PairError: it is text, and no tokenizer is known. So does `propose`, for futures.
+        PairError: it is text, and no tokenizer is known.
     """
 
     strategy = source = "prediction"
@@ -108,49 +107,35 @@ class PredictionSource(KnownSource):
         rates: AcceptanceRates | None = None,
     ) -> None:
         super().__init__(rates)
-        self._num_rows, self._vocab_size, self._find_adapter = num_rows, vocab_size, find_adapter
         self._adapter: TokenizerAdapter | None = None
-        self._future = prediction if callable(getattr(prediction, "done", None)) else None
-        self._predictions = self._read(None if self._future else prediction)
-        self._rows: list[list[_Text]] = []
-        self._chosen: dict[int, tuple[_Text, int]] = {}
-
-    @property
-    def may_propose(self) -> bool:
-        """Whether there is a prediction, or may be later."""
-        return self._future is not None or any(self._predictions)
-
-    def _read(self, value: Any) -> list[list[Expected]]:
-        predictions = read_predictions(value, self._num_rows)
-        texts = list(chain.from_iterable(predictions))
-        check_ids(texts, self._vocab_size)
+        self._predictions = read_predictions(prediction, num_rows)
+        texts = list(chain.from_iterable(self._predictions))
+        check_ids(texts, vocab_size)
         if any(isinstance(text, str) for text in texts):
-            self._adapter = self._find_adapter()
+            self._adapter = find_adapter()
             if self._adapter is None:
                 raise PairError(
                     "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
                     "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
                 )
-        return predictions
+        self._rows: list[list[_Text]] = []
+        self._chosen: dict[int, tuple[_Text, int]] = {}
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether there is a prediction."""
+        return any(self._predictions)
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
         """Start new sequences; an encoder's text is no prediction."""
         super().start([_START] * len(prompts))
-        self._prompts = prompts
-        self._follow()
-
-    def _follow(self) -> None:
         self._rows = [
             [_Text(known_ids(text, self._adapter, prompt), self._adapter) for text in texts]
-            for prompt, texts in zip(self._prompts, self._predictions, strict=True)
+            for prompt, texts in zip(prompts, self._predictions, strict=True)
         ]
 
     def _look_up(self, row: int, num: int) -> tuple[int, list[int]]:
         """Look up the likeliest guess; ties go to the longest match, then to the first text."""
-        if self._future is not None and self._future.done():
-            self._predictions = self._read(None if self._future.cancelled() else self._future.result())
-            self._future = None
-            self._follow()
         guesses = [(text, *guess) for text in self._rows[row] for guess in text.guesses(self._last_ids[row])]
         if not guesses:
             return 0, []
