@@ -84,9 +84,12 @@ def test_the_candidate_generator_drafts_without_a_fallback(demo: Pair, monkeypat
     plain = demo.target.generate(**ids_of(demo), **OPTIONS)
     proposed: list[list[int]] = []
     propose = CandidateGenerator._propose
-    monkeypatch.setattr(
-        CandidateGenerator, "_propose", lambda self, ids: proposed.append(propose(self, ids)) or proposed[-1]
-    )
+
+    def noting(self: CandidateGenerator, ids: list[int]) -> list[int]:
+        proposed.append(propose(self, ids))
+        return proposed[-1]
+
+    monkeypatch.setattr(CandidateGenerator, "_propose", noting)
     demo.target.generate(**ids_of(demo), max_new_tokens=1, custom_generate=assistant_of(demo))
     before = uag.last_stats(demo.target)
     kind = type(demo.target)

@@ -129,11 +129,13 @@ def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], ret
 )
 def test_what_is_no_proposal_is_an_error_that_names_the_drafter(wrong: Any) -> None:
     drafter = Garbage(lambda: [[Proposal(3, 0.5), wrong]])
-    for options in ({"num_candidate_tokens": 2}, {}):
+    for length in (2, None):
         with pytest.raises(
             OptionError, match=r"(?s)Garbage\.propose returned \[\[.*Return lists of uag\.proposal\.Proposal"
         ):
-            uag.Assistant(None, drafter=drafter, **options).generate(pair()[0], **left_padded(PROMPTS[:1]), **GREEDY)
+            uag.Assistant(None, drafter=drafter, num_candidate_tokens=length).generate(
+                pair()[0], **left_padded(PROMPTS[:1]), **GREEDY
+            )
     with pytest.raises(OptionError, match="Garbage"):
         uag.Assistant(None, drafter=Garbage(lambda: [wrong]), num_candidate_tokens=2).generate(
             pair()[0], **left_padded(PROMPTS[:1]), **GREEDY
