@@ -105,7 +105,8 @@ class Assistant:
             self._drafter = self._drafter.serving(self._adapter)
         if self.draft is not None:
             tokenizers = self.tokenizer, self.draft_tokenizer
-            self._pairing = Pairing(self.draft, *tokenizers, compile_draft=self.options.compile_draft)
+            forms = {"compile_draft": self.options.compile_draft, "draft_weights": self.options.draft_weights}
+            self._pairing = Pairing(self.draft, *tokenizers, **forms)
             self._drafter = self._pairing.for_all
         if self._drafter is not None:
             self._check_sampling(self._drafter)

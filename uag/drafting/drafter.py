@@ -24,6 +24,7 @@ class Counts:
         compile_s: seconds of recording and compiling passes, excluded from the other times.
         fall_backs: options and passes that failed, with the reason.
         advice: why the draft's passes are slower than they could be.
+        passes: how the draft's passes run, and why not in one call.
     """
 
     num_bytes: int = 0
@@ -34,6 +35,7 @@ class Counts:
     compile_s: float = 0.0
     fall_backs: list[str] = field(default_factory=list)
     advice: str = ""
+    passes: str = ""
 
 
 @dataclass(frozen=True)

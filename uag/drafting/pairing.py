@@ -28,6 +28,7 @@ class Pairing:
         tokenizer: the targets' tokenizer; None to look for it where a target was loaded from.
         draft_tokenizer: the draft's tokenizer; None to look for it where the draft was loaded from.
         compile_draft: see `ModelDrafter`.
+        draft_weights: see `ModelDrafter`.
 
     Attributes:
         for_all: the drafter for all targets; None if each target has its own.
@@ -39,14 +40,20 @@ class Pairing:
     """
 
     def __init__(
-        self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, compile_draft: bool = False
+        self,
+        draft: Any,
+        tokenizer: Any = None,
+        draft_tokenizer: Any = None,
+        *,
+        compile_draft: bool = False,
+        draft_weights: str = "int8",
     ) -> None:
         self._draft = wrapped.unwrapped(draft)
         check_draft(self._draft)  # at once, since its drafters may be created later
         if isinstance(self._draft, GgufDraft) and draft_tokenizer is None:
             draft_tokenizer = self._draft.tokenizer
         self._target_adapter, self._draft_adapter = adapter_of(tokenizer), adapter_of(draft_tokenizer)
-        self._compile_draft = compile_draft
+        self._options = {"compile_draft": compile_draft, "draft_weights": draft_weights}
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
         is_known = self._target_adapter is not None and self._draft_adapter is not None
         self.for_all = self._drafter(self._target_adapter, self._draft_adapter) if is_known else None
@@ -87,7 +94,7 @@ class Pairing:
         pair = None
         if of_target is not None and of_draft is not None:
             pair = TokenizerPair.of(of_target, adapter_for(of_target, of_draft, self._draft))
-        return ModelDrafter(self._draft, pair, compile_draft=self._compile_draft)
+        return ModelDrafter(self._draft, pair, **self._options)
 
 
 def adapter_of(tokenizer: Any) -> TokenizerAdapter | None:

@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { OK, NO_MEMORY, NO_EXPERT };
-enum { F32, BF16, F16, PAIRS }; /* PAIRS: bfloat16 where the processor has an instruction for pairs of products */
+enum { F32, BF16, F16, PAIRS, Q8, Q4 }; /* PAIRS: bfloat16 where the processor has an instruction for pairs of products */
 enum { GATED, SIGMOID, NORMAL, SOFTPLUS };
 #define SIZE(type) ((type) == F32 ? 4 : 2)
 #define GROUP 32 /* rows of a product that are computed before they are rounded and stored */
@@ -31,6 +31,11 @@ typedef struct { /* what one instruction set has to offer; see _rows_tile.h */
     void (*finish)(const float *, float, const char *, char *, int64_t, int);
     float (*softmax)(float *, int64_t, float, float, const char *, const char *, int, const float *);
     void (*gate)(const void *, void *, int64_t, float, float, int, int);
+    void (*norm)(const float *, float *, int64_t, const float *, const float *, float, int);
+    void (*code)(const float *, char *, int64_t);
+    void (*encode)(const float *, int64_t, char *, int, float *, int);
+    void (*coded)(const char *, int64_t, int64_t, const char *, int64_t, float *, int64_t, int);
+    int lanes;
 } Kernel;
 
 static inline const char *offset(const void *p, int64_t n, int type) { return p ? (const char *)p + n * SIZE(type) : 0; }
@@ -54,18 +59,23 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #ifdef INSTEAD_OF_AVX512 /* a header for tests, on a processor that has no AVX-512 */
 #include INSTEAD_OF_AVX512
 #else
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,fma,f16c")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx512vnni,fma,f16c")))
 #define FMA(a, b, c) ((vf)_mm512_fmadd_ps(a, b, c))
 #define DOT(c, a, b) ((vf)_mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b)))
 #define FROM_HALF(v) _mm512_cvtph_ps((__m256i)(v))
 #define TO_HALF(v) _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)
 #define KEEP(v, type, R, J) if ((J) > 1) __asm__("" : "+v"(v))
+#define DOT4(acc, w, x) ((vi)_mm512_dpbusd_epi32((__m512i)(acc), (__m512i)(w), (__m512i)(x)))
 #endif
 #define ISA(name) name##_avx512
 #define BYTES 64
 #define MORE_CASES CASES(dots_of, PAIRS)
 #define MOST_ROWS 8
 #define AT_ONCE(R) ((R) <= 2 ? 8 : (R) <= 6 ? 4 : 3)
+#define DOT8(acc, w, x) DOT4(acc, (w) ^ (int32_t)0x80808080, x) /* of bytes without a sign, which are 128 more */
+#define START8(sum) ((vi){0} - 128 * (sum))
+#define SUM4(acc) (acc)
+#define MOST_CODED 8
 #include "_rows_tile.h"
 
 /* 16 registers. */
@@ -80,9 +90,17 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #define MORE_CASES
 #define MOST_ROWS 6
 #define AT_ONCE(R) ((R) == 1 ? 8 : (R) == 2 ? 4 : (R) <= 4 ? 3 : 2)
+#define PAIRWISE(u, x) _mm256_maddubs_epi16((__m256i)(u), (__m256i)(x))
+#define DOT8(acc, w, x) \
+    ((acc) + (vi)_mm256_madd_epi16(PAIRWISE(_mm256_abs_epi8((__m256i)(w)), _mm256_sign_epi8((__m256i)(x), (__m256i)(w))), _mm256_set1_epi16(1)))
+#define START8(sum) ((vi){0})
+#define DOT4(acc, w, x) ((vi)_mm256_add_epi16((__m256i)(acc), PAIRWISE(w, x))) /* 8 sums of 2 * 15 * 127 fit in 16 bits */
+#define SUM4(acc) ((vi)_mm256_madd_epi16((__m256i)(acc), _mm256_set1_epi16(1)))
+#define MOST_CODED 4
 #include "_rows_tile.h"
 
 static const Kernel *const kernels[] = {0, &kernel_avx2, &kernel_avx512, &kernel_avx512};
+static const Kernel *const coders[] = {0, &kernel_avx2, &kernel_avx2, &kernel_avx512}; /* those with BF16 have VNNI */
 /* 0 if there is no kernel for this processor, 1 for AVX2, 2 for AVX-512, 3 for AVX-512 with PAIRS. */
 int rows_level(void) {
     __builtin_cpu_init();
@@ -104,9 +122,20 @@ int rows_level(void) {
 #define MORE_CASES
 #define MOST_ROWS 8
 #define AT_ONCE(R) ((R) <= 2 ? 8 : (R) <= 6 ? 4 : 3)
+#ifdef __ARM_FEATURE_DOTPROD
+#define DOT8(acc, w, x) ((vi)vdotq_s32((int32x4_t)(acc), (int8x16_t)(w), (int8x16_t)(x)))
+#else
+#define HALF(get, w, x) vpaddlq_s16(vmull_s8(get((int8x16_t)(w)), get((int8x16_t)(x))))
+#define DOT8(acc, w, x) ((acc) + (vi)vpaddq_s32(HALF(vget_low_s8, w, x), HALF(vget_high_s8, w, x)))
+#endif
+#define START8(sum) ((vi){0})
+#define DOT4 DOT8
+#define SUM4(acc) (acc)
+#define MOST_CODED 8
 #include "_rows_tile.h"
 
 static const Kernel *const kernels[] = {0, &kernel_neon};
+static const Kernel *const coders[] = {0, &kernel_neon};
 int rows_level(void) { return 1; }
 #else
 #error "no kernel for this processor"
@@ -116,13 +145,14 @@ static int dots_type(int type, int level) { return type == BF16 && level == 3 ? 
 static int64_t packed(int64_t n, int type) { return blocks(n * SIZE(type), 64) * (type == F32 || type == PAIRS ? 16 : 32); }
 static float *floats(int64_t n) { return aligned_alloc(64, blocks(n + 1, 16) * 64); }
 
-/* Loops run in PyTorch's own threads. `rows_use` takes three functions of the OpenMP library that PyTorch has loaded: GCC's
+/* Loops run in PyTorch's own threads. `rows_use` takes four functions of the OpenMP library that PyTorch has loaded: GCC's
    and LLVM's all have them. So nothing is linked, -fopenmp is not needed, and no second library starts more threads. */
 static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*this_thread)(void), (*all_threads)(void);
+static void (*barrier)(void);
 void rows_use(void (*GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned), int (*omp_get_thread_num)(void),
-              int (*omp_get_num_threads)(void)) {
-    parallel = GOMP_parallel, this_thread = omp_get_thread_num, all_threads = omp_get_num_threads;
+              int (*omp_get_num_threads)(void), void (*GOMP_barrier)(void)) {
+    parallel = GOMP_parallel, this_thread = omp_get_thread_num, all_threads = omp_get_num_threads, barrier = GOMP_barrier;
 }
 typedef struct { void (*run)(const void *, int64_t); const void *job; int64_t n; } Loop;
 static void share(void *of) {
@@ -379,3 +409,5 @@ int rows_experts(const Experts *e) {
     free(x);
     return OK;
 }
+
+#include "_decoder.h"

@@ -243,7 +243,9 @@ TARGET static void ISA(gate)(const void *x, void *y, int64_t n, float a, float b
     }
 }
 
-static const Kernel ISA(kernel) = {ISA(pack), ISA(dots), ISA(mix), ISA(finish), ISA(softmax), ISA(gate)};
+#include "_codes.h"
+
+static const Kernel ISA(kernel) = {ISA(pack), ISA(dots), ISA(mix), ISA(finish), ISA(softmax), ISA(gate), ISA(norm), ISA(code), ISA(encode), ISA(coded), LANES};
 
 #undef ISA
 #undef TARGET
@@ -265,3 +267,11 @@ static const Kernel ISA(kernel) = {ISA(pack), ISA(dots), ISA(mix), ISA(finish), 
 #undef FOR_ROWS
 #undef CASE
 #undef CASES
+#undef DOT8
+#undef START8
+#undef DOT4
+#undef SUM4
+#undef MOST_CODED
+#undef PAIRWISE
+#undef MAGIC
+#undef CODED

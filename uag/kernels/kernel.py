@@ -60,7 +60,7 @@ def _load() -> tuple[Any, int, str]:
     if path is None or not most or os.environ.get("UAG_KERNELS") == "off":
         return None, 0, ""
     name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
-    openmp = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+    openmp = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"
     try:
         library = ctypes.CDLL(str(path))
         # This finds functions of the libraries that PyTorch depends on: of its own OpenMP, whichever it is.

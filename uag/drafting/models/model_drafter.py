@@ -84,6 +84,7 @@ class ModelDrafter(Drafter):
         model: the draft model; `check_draft` accepts it.
         pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
         compile_draft: see `StaticPasses`.
+        draft_weights: the form of the draft's weights; see `DecoderPasses`.
 
     Raises:
         UnsupportedError: the model cannot be compiled.
@@ -93,9 +94,11 @@ class ModelDrafter(Drafter):
     has_free = False
     draws = False  # drafts whose passes draw are refused
 
-    def __init__(self, model: Any, pair: TokenizerPair | None, *, compile_draft: bool = False) -> None:
+    def __init__(
+        self, model: Any, pair: TokenizerPair | None, *, compile_draft: bool = False, draft_weights: str = "int8"
+    ) -> None:
         num_ids = None if pair is None else len(pair.maps.draft_bytes)
-        self.model: Passes = open_passes(model, num_ids, compile_draft=compile_draft)
+        self.model: Passes = open_passes(model, num_ids, compile_draft=compile_draft, weights=draft_weights)
         self._rows: list[Row] = []
         self._maker = RowMaker(model, pair)
         self.strategy = self._maker.strategy

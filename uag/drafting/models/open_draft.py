@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.models.base import Passes
+from uag.drafting.models.decoder import DecoderPasses
 from uag.drafting.models.gguf import GgufPasses
 from uag.drafting.models.torch_model import TorchPasses
 from uag.errors import UnsupportedError
@@ -14,7 +15,9 @@ from uag.gguf import GgufDraft
 from uag.hf import models
 
 
-def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
+def open_passes(
+    draft: Any, num_ids: int | None = None, *, compile_draft: bool = False, weights: str = "int8"
+) -> Passes:
     """Return the `Passes` of a draft that `check_draft` accepts, compiled with `torch.compile` on request.
 
     Raises:
@@ -22,7 +25,9 @@ def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool =
     """
     if not isinstance(draft, GgufDraft):
         is_static = compile_draft or not models.state_layers(draft)
-        return TorchPasses(draft, num_ids, is_static=is_static, is_compiled=compile_draft)
+        if compile_draft:
+            return TorchPasses(draft, num_ids, is_static=is_static, is_compiled=True)
+        return DecoderPasses(draft, num_ids, weights, is_static=is_static)
     if compile_draft:
         raise UnsupportedError(
             f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "

@@ -1,0 +1,325 @@
+"""A decoder's whole pass in one call of the compiled kernels (`_decoder.h`): from ids to logits, over weights in 8 or 4 bits.
+
+Weights of 8 bits have a scale for each output; those of 4 bits a scale and a minimum for each output and 32 inputs, but
+for the head and the embedding, which have 8. Activations are float32, and rounded to 8 bits in groups of 32 for products
+with such weights. A token's logits depend neither on the other tokens of a pass nor on the number of threads.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from uag.hf.description import Attention, Block, Description, Linear, Norm
+from uag.kernels import kernel
+
+EMBED, LINEAR, ROTATE, ATTEND, ADD = range(5)
+STORE, ACTIVATE, GATE_FIRST, ACCUMULATE = range(4)
+HIDDEN, ADDED, QKV, ATTENDED, GATED = range(5)
+
+WEIGHTS = ("int8", "int4", "model")
+"""The forms of weights: codes of 8 or 4 bits, or the model's own, read in place."""
+
+_CODED = {"int8": 4, "int4": 5}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_CACHE_DTYPE = torch.float16
+_MOST_TOKENS = 64
+"""Tokens of one call; a longer text is read in parts. More would be read again from the cache less often, but need more
+memory for activations."""
+
+_FIRST_SLOTS = 512
+"""Tokens of a new cache, which is doubled when it is full."""
+
+_P, _L, _F, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+
+
+class _Weight(ctypes.Structure):
+    _fields_ = [("data", _P), ("scales", _P), ("bias", _P), ("num_out", _L), ("num_in", _L), ("type", ctypes.c_int)]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", _P), ("bias", _P), ("eps", _F), ("center", ctypes.c_int), ("in_use", ctypes.c_int)]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("w", _Weight * 3), ("norm", _Norm), ("key_norm", _Norm), ("cos", _P), ("sin", _P), ("sinks", _P),
+        ("factor", _F), ("softcap", _F), ("a", _F), ("b", _F), ("window", _L), ("layer", _L), ("shift", _L),
+        ("kind", _I), ("source", _I), ("to", _I), ("num_weights", _I), ("then", _I), ("act", _I), ("is_head", _I),
+        ("rotated", _I), ("whole", _I),
+    ]  # fmt: skip
+
+
+class _Past(ctypes.Structure):
+    _fields_ = [("k", _P), ("v", _P), ("k_stride", _L * 3), ("v_stride", _L * 3), ("end", _L), ("type", _I), ("_", _I)]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        ("steps", _P), ("ids", _P), ("positions", _P), ("sequences", _P), ("wanted", _P), ("counts", _P), ("first", _P),
+        ("base", _P), ("past", _P), ("cache", _P), ("buffers", _P * 5), ("logits", _P), ("sizes", _L * 5),
+        ("num_steps", _L), ("num_tokens", _L), ("num_wanted", _L), ("num_sequences", _L), ("heads", _L), ("kv_heads", _L),
+        ("dim", _L), ("capacity", _L), ("cache_type", _I), ("level", _I), ("threads", _I), ("_", _I),
+    ]  # fmt: skip
+
+
+class _Coding(ctypes.Structure):
+    _fields_ = [
+        ("weight", _P), ("to", _P), ("scales", _P), ("num_out", _L), ("num_in", _L), ("type", _I), ("coded_type", _I),
+        ("level", _I), ("threads", _I),
+    ]  # fmt: skip
+
+
+class Decoder:
+    """The weights of one decoder, and the steps of its pass; shared by all calls.
+
+    Args:
+        description: what the decoder computes.
+        weights: one of `WEIGHTS`.
+
+    Attributes:
+        num_bytes: bytes that the codes take; 0 with the model's own weights.
+        vocab_size: size of the head.
+        num_ids: number of embeddings.
+        max_positions: how many positions a row may have.
+    """
+
+    def __init__(self, description: Description, weights: str) -> None:
+        self.weights, self.num_bytes = weights, 0
+        self.vocab_size, self.num_ids = description.head.weight.shape[0], description.embedding.shape[0]
+        self.max_positions = description.max_positions
+        self.shape = len(description.blocks), description.num_kv_heads, description.head_dim  # of a cache
+        self._num_heads, self._compute_angles = description.num_heads, description.angles
+        self._head_factor, self._head_softcap = description.head_factor, description.head_softcap
+        self._kept: list[torch.Tensor] = []  # what the steps point to
+        self._coded: dict[tuple[int, str], _Weight] = {}
+        self._angles: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables = [block.attention.rotary for block in description.blocks]
+        self._num_angles = 0
+        blocks = description.blocks
+        size, heads = description.embedding.shape[1], description.num_heads + 2 * description.num_kv_heads
+        inner = max(block.mlp.up.weight.shape[0] for block in blocks)
+        attended = description.num_heads * description.head_dim
+        self.sizes = (size, size, heads * description.head_dim, attended, inner)
+        steps = [self._embedding(description)]
+        for layer, block in enumerate(blocks):
+            steps += self._block(block, layer)
+        head = self._linear(HIDDEN, 0, [description.head], "int8", norm=description.norm)
+        head.is_head = 1
+        self._steps = (_Step * (len(steps) + 1))(*steps, head)
+        self._reach(_FIRST_SLOTS)
+
+    # ------------------------------------------------------------------ steps
+
+    def _embedding(self, of: Description) -> _Step:
+        step = _Step(kind=EMBED, to=HIDDEN, num_weights=1, factor=of.embedding_factor, shift=of.first_position)
+        step.w[0] = self._weight(Linear(of.embedding), "int8")
+        if of.positions is not None:
+            step.w[1], step.num_weights = self._weight(Linear(of.positions), "model"), 2
+        return step
+
+    def _block(self, block: Block, layer: int) -> list[_Step]:
+        attention, mlp = block.attention, block.mlp
+        parts = [attention.query, attention.key, attention.value]
+        before = self._linear(HIDDEN, QKV, parts, norm=block.before_attention)
+        out = self._output(ATTENDED, attention.out, block.after_attention, block.factor)
+        gate = [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]
+        up = self._linear(HIDDEN, GATED, gate, norm=block.before_mlp)
+        up.then = ACTIVATE if mlp.gate is None else GATE_FIRST
+        up.a, up.b, up.act = (0.0, 0.0, -1) if mlp.activation == "relu" else kernel.GATES[mlp.activation]
+        down = self._output(GATED, mlp.down, block.after_mlp, block.factor)
+        attend = self._attention(attention, layer)
+        if block.is_parallel:  # both read the block's input
+            return [before, *attend, up, *out, *down]
+        return [before, *attend, *out, up, *down]
+
+    def _attention(self, attention: Attention, layer: int) -> list[_Step]:
+        rotate = _Step(kind=ROTATE, layer=layer, whole=attention.norms_all)
+        rotate.norm, rotate.key_norm = self._norm(attention.query_norm), self._norm(attention.key_norm)
+        if attention.rotary is not None:
+            self._angles.setdefault(attention.rotary, self._compute_angles(attention.rotary, 2))
+            rotate.rotated = 2 * self._angles[attention.rotary][0].shape[1]
+        attend = _Step(
+            kind=ATTEND, layer=layer, window=attention.window, factor=attention.scale, softcap=attention.softcap
+        )
+        if attention.sinks is not None:
+            attend.sinks = self._floats(attention.sinks)
+        return [rotate, attend]
+
+    def _output(self, source: int, layer: Linear, norm: Norm | None, factor: float) -> list[_Step]:
+        """Return the steps that add a product, normed first if there is a norm, to the hidden state."""
+        if norm is None:
+            step = self._linear(source, HIDDEN, [layer])
+            step.then, step.factor = ACCUMULATE, factor
+            return [step]
+        add = _Step(kind=ADD, source=ADDED, to=HIDDEN, then=ACCUMULATE, factor=factor, norm=self._norm(norm))
+        return [self._linear(source, ADDED, [layer]), add]
+
+    def _linear(
+        self, source: int, to: int, layers: Sequence[Linear], form: str = "", norm: Norm | None = None
+    ) -> _Step:
+        step = _Step(kind=LINEAR, source=source, to=to, num_weights=len(layers), norm=self._norm(norm))
+        for place, layer in enumerate(layers):
+            step.w[place] = self._weight(layer, form)
+        return step
+
+    def _norm(self, norm: Norm | None) -> _Norm:
+        if norm is None:
+            return _Norm()
+        return _Norm(self._floats(norm.weight), self._floats(norm.bias), norm.eps, norm.center, True)
+
+    def _floats(self, tensor: torch.Tensor | None) -> int:
+        return 0 if tensor is None else self._keep(tensor.detach().float())
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+    def _weight(self, layer: Linear, form: str = "") -> _Weight:
+        """Return a weight in the decoder's form, or in another one."""
+        form = "model" if self.weights == "model" else form or self.weights
+        weight = layer.weight
+        key = weight.data_ptr(), form
+        num_out, num_in = weight.shape
+        if key not in self._coded:  # an embedding may be the head's weight
+            weight = weight.contiguous()
+            if form == "model":
+                self._coded[key] = _Weight(self._keep(weight), 0, 0, num_out, num_in, _TYPES[weight.dtype])
+            else:
+                self._coded[key] = self._codes(weight, form)
+        found = _Weight.from_buffer_copy(self._coded[key])
+        found.bias = self._floats(layer.bias)
+        return found
+
+    def _codes(self, weight: torch.Tensor, form: str) -> _Weight:
+        num_out, num_in = weight.shape
+        library, level = kernel._library, kernel._level
+        codes = torch.zeros(library.rows_coded_size(_L(num_out), _L(num_in), _CODED[form], level), dtype=torch.uint8)
+        scales = torch.zeros(num_out + 64) if form == "int8" else None
+        coding = _Coding(
+            weight.data_ptr(), codes.data_ptr(), 0 if scales is None else scales.data_ptr(), num_out, num_in,
+            _TYPES[weight.dtype], _CODED[form], level, torch.get_num_threads(),
+        )  # fmt: skip
+        library.rows_code(ctypes.byref(coding))
+        self.num_bytes += codes.numel() + (0 if scales is None else 4 * scales.numel())
+        return _Weight(self._keep(codes), 0 if scales is None else self._keep(scales), 0, num_out, num_in, _CODED[form])
+
+    def _reach(self, num_positions: int) -> None:
+        """Compute the angles of at least so many positions."""
+        if num_positions <= self._num_angles or not self._angles:
+            return
+        self._num_angles = max(num_positions, 2 * self._num_angles)
+        for name in self._angles:
+            self._kept += self._angles[name]  # another thread's pass may read them
+            self._angles[name] = self._compute_angles(name, self._num_angles)
+        for step in self._steps:
+            if step.kind == ROTATE and (name := self._tables[step.layer]) is not None:
+                step.cos, step.sin = (angles.data_ptr() for angles in self._angles[name])
+
+    # ------------------------------------------------------------------ passes
+
+    def run(self, cache: "Cache", ids: Sequence[Sequence[int]], num_wanted: int) -> torch.Tensor:
+        """Append tokens to the sequences of a cache, none to some, and return the logits of the last tokens of each.
+
+        Args:
+            cache: a cache of this decoder.
+            ids: the new tokens of each sequence.
+            num_wanted: the most tokens of each sequence whose logits are returned.
+
+        Returns:
+            Logits [tokens, vocab_size], float32: those of each sequence's last `num_wanted` tokens, in their order.
+
+        Raises:
+            MemoryError: there is no memory for the pass.
+        """
+        starts = list(cache.lengths)
+        longest = max(start + len(line) for start, line in zip(starts, ids, strict=True))
+        self._reach(cache.base + longest)
+        cache.reserve(longest)
+        parts, done = [], 0
+        while done < max(map(len, ids)):
+            share = max(_MOST_TOKENS // max(sum(len(line) > done for line in ids), 1), 1)
+            lines = [line[done : done + share] for line in ids]
+            kept = [
+                max(0, min(len(part), done + len(part) - (len(line) - num_wanted)))
+                for part, line in zip(lines, ids, strict=True)
+            ]
+            parts.append((self._part(cache, lines, kept), kept))
+            done += share
+        if len(parts) == 1:
+            return parts[0][0]
+        by_sequence = [torch.split(logits, kept) for logits, kept in parts]
+        return torch.cat([of_part[place] for place in range(len(ids)) for of_part in by_sequence])
+
+    def _part(self, cache: "Cache", ids: Sequence[Sequence[int]], kept: Sequence[int]) -> torch.Tensor:
+        _, kv_heads, dim = self.shape
+        counts = [len(line) for line in ids]
+        firsts = [sum(counts[:place]) for place in range(len(counts))]
+        tokens = torch.tensor(
+            [
+                [token for line in ids for token in line],
+                [cache.base + cache.lengths[place] + i for place, count in enumerate(counts) for i in range(count)],
+                [place for place, count in enumerate(counts) for _ in range(count)],
+            ],
+            dtype=torch.long,
+        )
+        wanted = [
+            first + count - keep + i
+            for first, count, keep in zip(firsts, counts, kept, strict=True)
+            for i in range(keep)
+        ]
+        others = torch.tensor([*counts, *firsts, *([cache.base] * len(ids)), *wanted], dtype=torch.long)
+        num, size, word = len(ids), tokens.shape[1], 8
+        logits = torch.empty(len(wanted), self.vocab_size)
+        buffers = [torch.empty(size, width) for width in self.sizes]
+        job = _Pass(
+            steps=ctypes.addressof(self._steps), num_steps=len(self._steps), ids=tokens.data_ptr(),
+            positions=tokens.data_ptr() + size * word, sequences=tokens.data_ptr() + 2 * size * word,
+            counts=others.data_ptr(), first=others.data_ptr() + num * word, base=others.data_ptr() + 2 * num * word,
+            wanted=others.data_ptr() + 3 * num * word, past=cache.past, cache=cache.tensor.data_ptr(),
+            logits=logits.data_ptr(), num_tokens=size, num_wanted=len(wanted), num_sequences=num,
+            heads=self._num_heads, kv_heads=kv_heads, dim=dim, capacity=cache.tensor.shape[4],
+            cache_type=_TYPES[cache.tensor.dtype], level=kernel._level, threads=torch.get_num_threads(),
+        )  # fmt: skip
+        job.buffers[:], job.sizes[:] = [buffer.data_ptr() for buffer in buffers], self.sizes
+        if kernel._library.rows_pass(ctypes.byref(job)):
+            raise MemoryError("There is no memory for a pass of the draft")
+        for place, count in enumerate(counts):
+            cache.lengths[place] += count
+        if self._head_factor != 1.0:
+            logits *= self._head_factor
+        cap = self._head_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+class Cache:
+    """The keys and values of some sequences.
+
+    Attributes:
+        lengths: the tokens of each sequence; lower one to remove its last tokens.
+        base: the position of the first token.
+        tensor: [layers, 2, sequences, kv_heads, capacity, head_dim].
+    """
+
+    def __init__(self, decoder: Decoder, num_sequences: int) -> None:
+        layers, kv_heads, dim = decoder.shape
+        self.lengths = [0] * num_sequences
+        self.base = 0
+        self.past: Any = None
+        self.tensor = torch.zeros((layers, 2, num_sequences, kv_heads, _FIRST_SLOTS, dim), dtype=_CACHE_DTYPE)
+
+    def fits(self, decoder: Decoder, num_sequences: int) -> bool:
+        """Return whether a decoder can use this cache for so many sequences."""
+        layers, _, sequences, kv_heads, _, dim = self.tensor.shape
+        return (layers, kv_heads, dim) == decoder.shape and sequences == num_sequences
+
+    def reserve(self, length: int) -> None:
+        """Make room for so many tokens of each sequence."""
+        capacity = self.tensor.shape[4]
+        if length > capacity:
+            shape = list(self.tensor.shape)
+            shape[4] = max(2 * capacity, length)
+            larger = torch.zeros(shape, dtype=self.tensor.dtype)
+            larger[..., :capacity, :] = self.tensor
+            self.tensor = larger
