@@ -48,7 +48,7 @@ class Options:
 
     Attributes:
         prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
-            target ids, or a list with an entry per row, which is such a prediction, a list of several, or None.
+            target ids, or a list with one of these or None per row.
         memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (see docs/memory.md).
         num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.

@@ -26,7 +26,7 @@ _TEXTS = (
 )
 
 _NUM_TOKENS, _NUM_CANDIDATES = 10, 4
-"""Output tokens of a call, and candidates of a round. Increase to check more rounds; decrease to save time."""
+"""Output tokens of a call, and candidates of a round."""
 
 _SEED = 4_294_967_311
 """The default generator's, which no drafter sets itself."""

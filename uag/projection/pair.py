@@ -19,7 +19,7 @@ UNKNOWN = -2
 """Placeholder for the first target token of a draft token that has not been encoded yet."""
 
 _MAX_REMEMBERED = 200_000
-"""Number of texts whose first target token is cached. Increase to re-encode fewer texts; decrease to save memory."""
+"""Number of texts whose first target token is cached."""
 
 
 class Continuation(NamedTuple):

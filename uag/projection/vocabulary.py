@@ -15,7 +15,7 @@ from uag.adapters import TokenizerAdapter, map_controls
 from uag.projection.tree import IntArray
 
 _MAX_REMEMBERED = 100_000
-"""Number of texts whose neighbors are cached. Increase to repeat fewer lookups; decrease to save memory."""
+"""Number of texts whose neighbors are cached."""
 
 
 class Neighbors(NamedTuple):

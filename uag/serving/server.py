@@ -30,12 +30,10 @@ from uag.stats import Totals
 logger = logging.getLogger("uag")
 
 _SHUTDOWN_S = 10
-"""Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;
-decrease to stop sooner."""
+"""Seconds that running requests get after Ctrl-C to end their current pass."""
 
 _MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
-"""Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON. Increase to accept larger
-schemas of tools; decrease to bound how long one request can delay the others."""
+"""Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON."""
 
 _OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 _OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
