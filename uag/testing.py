@@ -1,10 +1,11 @@
 """Conformance checks of drafters: what uag tests its own sources of candidates for."""
 
 import gc
+import pickle
 import random
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import index
 from typing import Any
@@ -127,17 +128,12 @@ class _Calls:
         if fails:
             given["logits_processor"] = [partial(_fail, given["input_ids"].shape[1] + _STEP_OF_ERROR)]
         assistant = Assistant(None, drafter=watched, num_candidate_tokens=num_candidate_tokens)
-        before = _others_state()
-        try:
+        with _others_alone(name), suppress(_CallError):
             ids, draws = _drawn(partial(assistant.generate, self._target), given)
             if not torch.equal(ids, plain_ids):
                 raise DrafterError(f"With {name}, the output differs from plain decoding's.")
             if draws != plain_draws:
                 raise DrafterError(f"{name} advances the default generator of random numbers.")
-        except _CallError:
-            pass
-        if _others_state() != before:
-            raise DrafterError(f"{name} seeds or advances the generator of `random` or NumPy. Use one of its own.")
         watched.check_end()
         watched.stats = assistant.stats
         return watched
@@ -156,9 +152,19 @@ def _fail(length: int, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.T
     return scores
 
 
-def _others_state() -> tuple[Any, ...]:
-    """Return the states of the global generators that are not PyTorch's."""
-    return random.getstate(), *map(str, np.random.get_state())  # noqa: NPY002
+@contextmanager
+def _others_alone(name: str) -> Iterator[None]:
+    """Check that a drafter leaves the global generators of Python and NumPy alone."""
+    saved = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        random.random(), np.random.random()  # noqa: NPY002 - no seed leads to this state
+        before = random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
+        yield
+        if (random.getstate(), pickle.dumps(np.random.get_state())) != before:  # noqa: NPY002
+            raise DrafterError(f"{name} seeds or advances the generator of `random` or NumPy. Use one of its own.")
+    finally:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])  # noqa: NPY002
 
 
 class _Watched(Drafter):
