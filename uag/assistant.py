@@ -3,7 +3,6 @@
 import copy
 import logging
 import threading
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -30,7 +29,7 @@ from uag.hf.required_names import check
 from uag.kernels import switched
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
-from uag.options import Options, is_whole
+from uag.options import Options, changed, is_whole
 from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
@@ -79,7 +78,7 @@ class Assistant:
         options: Options | None = None,
         **changes: Any,
     ) -> None:
-        self.options = options = replace(options or Options(), **changes)
+        self.options = options = changed(options, changes, "Assistant()")
         if draft is not None and drafter is not None:
             raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
         if options.compile_draft and draft is None:
@@ -260,8 +259,6 @@ class Assistant:
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.options.prediction if prediction is None else prediction
-        if callable(prediction):
-            prediction = prediction(call.input_ids) if call.ranks.decides else None
         drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""

@@ -18,7 +18,7 @@ from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import wrapped
 from uag.hf.required_names import check
 from uag.loading import forget_drafts, open_draft
-from uag.options import Options
+from uag.options import Options, changed
 
 logger = logging.getLogger("uag")
 
@@ -57,7 +57,7 @@ def install(**options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     with _lock:
         if given:
-            _options = replace(_options, **given)
+            _options = changed(_options, given, "install()")
             _assistants.clear()  # they have the former options
     generate_hook.add_route(_route_installed)
 

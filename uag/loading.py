@@ -31,7 +31,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 Dtype = str | torch.dtype | None
 
 _MAX_DRAFTS = 4
-"""Maximum number of drafts kept by name. Increase to alternate between more drafts; decrease to save memory."""
+"""Maximum number of drafts kept by name."""
 
 _lock = threading.Lock()
 

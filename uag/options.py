@@ -4,7 +4,7 @@ They travel whole, from the entry points to the code that uses them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from uag.errors import OptionError
@@ -45,8 +45,7 @@ class Options:
 
     Attributes:
         prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
-            target ids, or a list with an entry per row, which is such a prediction, a list of several, or None. Or a
-            function that is called with each call's input ids and returns one, or a `concurrent.futures.Future` of one.
+            target ids, or a list with one of these or None per row.
         memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (see docs/memory.md).
         num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
@@ -94,3 +93,20 @@ class Options:
                 "draft_independent=True promises the same output for every draft, and sampling='rejection' returns "
                 "another sample for each. Use the default sampling='shared-noise'."
             )
+
+
+def changed(options: Options | None, changes: dict[str, Any], owner: str) -> Options:
+    """Return `options` (None for the defaults) with changes by name, which the caller passed to `owner`.
+
+    Raises:
+        OptionError: `options` is something else, or a value is wrong.
+        TypeError: there is no option of a name.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise OptionError(f"options={options!r:.80} must be a uag.Options, or None; pass single options by name.")
+    known = {option.name for option in fields(Options)}
+    if unknown := [name for name in changes if name not in known]:
+        raise TypeError(
+            f"{owner} got an unexpected keyword argument {unknown[0]!r}; options are {', '.join(sorted(known))}"
+        )
+    return replace(options or Options(), **changes)

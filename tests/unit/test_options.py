@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,22 @@ def test_an_assistant_takes_an_object_names_or_both() -> None:
     assert assistant.lookahead.min_confidence == 0.5
     assistant.options.trust_changes = True
     assert not shared.trust_changes  # the caller's object is copied
+
+
+@pytest.mark.parametrize("wrong", [{}, {"memory": True}, [], 3, "x", BenchOptions])
+def test_what_is_no_options_object_is_refused(wrong: Any) -> None:
+    with pytest.raises(OptionError, match=r"options=.* must be a uag\.Options, or None"):
+        uag.Assistant(None, options=wrong)
+
+
+def test_an_unknown_option_names_the_function_that_got_it() -> None:
+    with pytest.raises(
+        TypeError, match=r"Assistant\(\) got an unexpected keyword argument 'nonsense'; options are comp"
+    ):
+        uag.Assistant(None, nonsense=3)
+    with pytest.raises(TypeError, match=r"install\(\) got an unexpected keyword argument 'nonsense'"):
+        uag.install(nonsense=3)
+    assert installing._options == Options()
 
 
 def test_install_hands_every_option_to_its_assistants() -> None:

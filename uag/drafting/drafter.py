@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any
 
 from uag.errors import OptionError
@@ -79,18 +80,29 @@ class Ask:
         Raises:
             OptionError: it does not return a list of proposals for each row.
         """
+        name = type(drafter).__name__
         lines = drafter.propose(self)
         if not isinstance(lines, Sequence) or len(lines) != len(self.budgets):
             raise OptionError(
-                f"{type(drafter).__name__}.propose returned {lines!r:.80} for {len(self.budgets)} rows. Return one "
+                f"{name}.propose returned {lines!r:.80} for {len(self.budgets)} rows. Return one "
                 "list of uag.proposal.Proposal for each row, empty if nothing is proposed."
             )
-        return [self._cut(*of_row) for of_row in zip(lines, self.budgets, self.limits, strict=True)]
+        try:
+            return [self._cut(*of_row) for of_row in zip(lines, self.budgets, self.limits, strict=True)]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise OptionError(
+                f"{name}.propose returned {lines!r:.80}: {error}. Return lists of uag.proposal.Proposal, whose "
+                "target_id is an integer and whose confidence is a number from 0 to 1."
+            ) from error
 
     def _cut(self, line: Sequence[Proposal], budget: int, limit: int) -> list[Proposal]:
         kept = list(line[: budget if line and line[0].is_free else limit])
         # A drafter may propose NumPy's integers, or tensors.
-        kept = [each if type(each.target_id) is int else replace(each, target_id=int(each.target_id)) for each in kept]
+        kept = [
+            each if type(each.target_id) is int else replace(each, target_id=index(each.target_id)) for each in kept
+        ]
+        if not all(0.0 <= each.confidence <= 1.0 for each in kept):
+            raise ValueError("a confidence is not between 0 and 1")
         beyond = next((i for i, each in enumerate(kept) if not 0 <= each.target_id < self.vocab_size), len(kept))
         if beyond < len(kept) and not kept[0].is_free:  # a prompt may have ids that the head lacks, like image markers
             self.dropped_ids.append(kept[beyond].target_id)

@@ -88,7 +88,7 @@ _GATE = struct.Struct("@2Pq2f4i").pack
 
 def describe() -> str:
     """Return what computes the products of few rows, for people."""
-    return f"uag's kernels ({LEVEL})" if LEVEL else "PyTorch's products (uag's kernels are not in use)"
+    return f"uag's kernels ({LEVEL})" if LEVEL else "PyTorch's operations"
 
 
 def _or_none(function: Callable[_P, torch.Tensor | None]) -> Callable[_P, torch.Tensor | None]:

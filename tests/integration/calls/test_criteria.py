@@ -83,7 +83,7 @@ def test_a_criterion_that_ends_rows_that_are_ahead(last: int, eos: bool, options
     for row, sources, end in zip(stats.rows, stats.sources, [3, 6, min(last, NEW)], strict=True):
         assert row.num_output_tokens == len(sources) <= end
         assert row.num_accepted_tokens == num_drafted(sources)
-    assert stats.num_accepted_tokens == sum(stats.accepted_by_position)
+    assert stats.num_accepted_tokens == sum(stats.accepted_by_source.values())
 
 
 def test_criteria_hold_no_row_back() -> None:

@@ -9,7 +9,7 @@ from tests.support.grids import covering
 from tests.support.models import tiny_model
 from tests.support.trained import demo
 from uag.decoding import drafts, target
-from uag.drafting.models import passes
+from uag.drafting.models import base
 from uag.lookahead import Lookahead
 
 

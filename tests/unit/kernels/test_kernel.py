@@ -346,5 +346,5 @@ def test_a_switch_and_pytorchs_instruction_set_lower_the_kernels(
     monkeypatch.setenv("UAG_KERNELS", switch)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     loaded = runpy.run_path(kernel.__file__)
-    described = {"": "PyTorch's products (uag's kernels are not in use)", "AVX2": "uag's kernels (AVX2)"}
+    described = {"": "PyTorch's operations", "AVX2": "uag's kernels (AVX2)"}
     assert (loaded["LEVEL"], loaded["describe"]()) == (level, described[level])

@@ -124,7 +124,8 @@ class Memory:
         """
         with self._lock:
             self.tokenizer = self.tokenizer or tokenizer
-        if self.tokenizer != tokenizer:
+            is_same = self.tokenizer == tokenizer
+        if not is_same:
             raise PairError(
                 "The memory contains ids of another tokenizer. Use a separate uag.Memory for each tokenizer, or call "
                 "memory.clear()."
