@@ -90,6 +90,14 @@ def describe() -> str:
     return f"uag's kernels ({LEVEL})" if LEVEL else "PyTorch's products (uag's kernels are not in use)"
 
 
+def float32_is_rounded() -> bool:
+    """Whether PyTorch may round float32 to bfloat16 or TF32 before it multiplies, as the kernels do not."""
+    settings = getattr(torch.backends.mkldnn, "matmul", None)  # since PyTorch 2.9, which refuses to mix it with the other
+    if settings is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    return getattr(settings, "fp32_precision", "none") in ("bf16", "tf32")
+
+
 def _or_none(function: Callable[_P, torch.Tensor | None]) -> Callable[_P, torch.Tensor | None]:
     """Return None instead of PyTorch's errors, which tensors without memory of their own raise, such as functorch's."""
 
@@ -133,6 +141,8 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 @_or_none
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return `x @ weight.T + bias`: x [..., num_in], weight [num_out, num_in], contiguous, and bias [num_out]."""
+    if weight.dim() != 2:
+        return None
     num_out, num_in = weight.shape
     return _product("rows_linear", x, weight, bias, num_out, num_in)
 
@@ -140,6 +150,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 @_or_none
 def conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return `x @ weight + bias`: x [..., num_in], weight [num_in, num_out], contiguous, and bias [num_out]."""
+    if weight.dim() != 2:
+        return None
     num_in, num_out = weight.shape
     return _product("rows_conv1d", x, weight, bias, num_out, num_in)
 
