@@ -23,7 +23,7 @@ _stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.
 _known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 """By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
-_lock, _thread = threading.Lock(), threading.local()
+_lock = threading.Lock()
 _eager_trials: list[str] = []
 _stances = ExitStack()
 
@@ -78,14 +78,12 @@ class DrawsError(RuntimeError):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises before this thread draws from any of PyTorch's generators, which other threads may share; see `noting`."""
+    """Raises before this thread draws from any of PyTorch's generators, which other threads may share."""
 
     supports_higher_order_operators = True  # flex attention
     is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if note := getattr(_thread, "note", None):
-            note(func, args)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
             values = defaults | dict(zip(defaults, args, strict=False)) | (kwargs or {})
@@ -94,19 +92,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not any(isinstance(value, bool | int | float) and not value for value in switches):
                 raise DrawsError(f"{func} draws random numbers")
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def noting(note: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
-    """Within a trial, call `note` with every operation of PyTorch that this thread runs, and its positional arguments.
-
-    The trial's own mode does it, because a second mode would double the time of each operation.
-    """
-    _thread.note = note
-    try:
-        yield
-    finally:
-        _thread.note = None
 
 
 @contextmanager

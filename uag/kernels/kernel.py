@@ -92,7 +92,7 @@ def describe() -> str:
 
 def float32_is_rounded() -> bool:
     """Whether PyTorch may round float32 to bfloat16 or TF32 before it multiplies, as the kernels do not."""
-    settings = getattr(torch.backends.mkldnn, "matmul", None)  # since PyTorch 2.9, which refuses to mix it with the other
+    settings = getattr(torch.backends.mkldnn, "matmul", None)  # since PyTorch 2.9, which raises if both were set
     if settings is None:
         return torch.get_float32_matmul_precision() != "highest"
     return getattr(settings, "fp32_precision", "none") in ("bf16", "tf32")

@@ -89,10 +89,11 @@ _READ = frozenset((
 ))  # fmt: skip
 _NOT_READ = frozenset((
     "sliding_window", "s_aux", "indices", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",
-    "position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "output_router_logits", "num_items_in_batch",
+    "position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "output_router_logits",
+    "num_items_in_batch",
 ))  # fmt: skip
-"""The arguments that transformers' functions compute with, and those that its classes pass for other functions. With any
-other, the kernels do not know what a function computes."""
+"""The arguments that transformers' functions compute with, and those that its classes pass for other functions. With
+any other, the kernels do not know what a function computes."""
 
 
 @cache
@@ -113,7 +114,8 @@ def _attention(known: tuple[tuple[str, ...], bool], function: Callable[..., Any]
     """Run one of transformers' attention functions by uag's kernel, or as it is if that does not serve its inputs."""
     parameters, has_sinks = known
     with direct():
-        output = _own_attention(has_sinks, function is sdpa_attention_forward, parameters, named(parameters, args, kwargs))
+        given = named(parameters, args, kwargs)
+        output = _own_attention(has_sinks, function is sdpa_attention_forward, parameters, given)
     if output is None:
         pass_on("attention")
         return function(*args, **kwargs)
