@@ -45,7 +45,8 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         stats.draft_dependence = f"the target {call.kernels.why_none}"
         return decode_plainly(call, stats, call.kernels)
     call, drafter = _with_forced_tokens(call, drafter)
-    call, verdict = examine(call)
+    verdict = examine(call)
+    call = verdict.call or call
     _note_dependence(call, verdict.dependence, stats)
     for reason in (assumed, verdict.fallback) if has_drafter else ():
         if reason:

@@ -17,14 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from uag.kernels import operations
 
 _MOVES = {
-    "_local_scalar_dense", "_to_copy", "alias", "amax", "amin", "argmax", "argmin", "argsort", "cat",
+    "_local_scalar_dense", "_to_copy", "_unsafe_view", "alias", "amax", "amin", "argmax", "argmin", "argsort", "cat",
     "constant_pad_nd", "copy_", "diff", "embedding", "empty_like", "fill_", "flip", "full_like", "gather", "index",
-    "index_fill", "index_put", "index_put_", "index_select", "item", "lift_fresh", "masked_scatter", "masked_select",
+    "index_add", "index_add_", "index_fill", "index_put", "index_put_", "index_select", "item", "lift_fresh", "masked_scatter", "masked_select",
     "max", "min", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "nonzero", "ones_like",
     "repeat", "repeat_interleave", "roll", "scatter", "scatter_", "slice_scatter", "sort", "split_with_sizes_copy",
     "stack", "topk", "tril", "tril_", "triu", "triu_", "zero_", "zeros_like",
 }  # fmt: skip
-"""Operations besides views that only move and compare values."""
+"""Operations besides views that only move and compare values, or add one to another in their order."""
+
+_VALUES = {"polar"}
+"""Functions of single values that PyTorch does not mark as such."""
 
 _SUMS = {
     "_log_softmax", "_softmax", "linalg_vector_norm", "logsumexp", "mean", "norm", "std", "std_mean", "sum", "var",
@@ -69,7 +72,7 @@ def _kind(operation: Any) -> str:
     namespace, _, name = operation._schema.name.partition("::")
     if operation.is_view or namespace in ("prim", "prims"):
         return "move"
-    if torch.Tag.pointwise in operation.tags:
+    if torch.Tag.pointwise in operation.tags or name in _VALUES:
         return "values"
     if namespace != "aten":
         return "unknown"
@@ -134,8 +137,9 @@ def _values(dtype: torch.dtype, is_number: bool, place: int) -> torch.Tensor:
     generator, size = np.random.default_rng(place), 1 << 16  # PyTorch's own would be noticed as a draw of the target
     if dtype.itemsize == 2 and dtype.is_floating_point:
         values = torch.from_numpy(generator.permutation(size).astype(np.uint16).view(np.int16)).view(dtype)
-    elif dtype.is_floating_point:
-        values = torch.from_numpy(generator.normal(0, 3, size)).to(dtype)
+    elif dtype.is_floating_point or dtype.is_complex:
+        values = torch.from_numpy(generator.normal(0, 3, (size, 2))).view(torch.complex128)[:, 0]
+        values = values.to(dtype) if dtype.is_complex else values.real.to(dtype)
     else:
         values = torch.from_numpy(generator.integers(0, 2, size)).to(dtype)
     return values[0] if is_number else values

@@ -39,6 +39,7 @@ class Verdict:
         kernels: what uag's kernels compute, also in plain decoding.
         seen: what the passes of the target's trial ran in PyTorch; None if the draft may change bits anyway.
         recorded: the target's recorded passes at a fixed width; None if they run as usual.
+        call: the call with a fixed width and a cache for these passes; None if it stays as it is.
     """
 
     plain: str = ""
@@ -49,6 +50,7 @@ class Verdict:
     kernels: OwnKernels = field(default_factory=OwnKernels, compare=False)
     seen: Counter[str] | None = field(default=None, compare=False)
     recorded: RecordedTarget | None = field(default=None, compare=False)
+    call: Call | None = field(default=None, compare=False)
 
     @property
     def fallback(self) -> str:
@@ -151,33 +153,33 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
     )
 
 
-def examine(call: Call) -> tuple[Call, Verdict]:
+def examine(call: Call) -> Verdict:
     """Decide how a call with a source of candidates is decoded; all ranks get the same verdict.
 
-    This runs trials of a few passes, once per model. The call is returned with what recorded passes need.
+    This runs trials of a few passes, once per model.
     """
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
     verdict = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else Verdict())
     if verdict.plain:
-        return call, replace(verdict, kernels=call.kernels if call.kernels and trial.are_right(call) else OwnKernels())
+        return replace(verdict, kernels=call.kernels if call.kernels and trial.are_right(call) else OwnKernels())
     way, found = ways.choose(call, is_ragged=call.input_ids.shape[0] > 1 and not verdict.lockstep)
     if found.refusal:
-        return call, Verdict(f"the target {found.refusal}", kernels=way.kernels)
+        return Verdict(f"the target {found.refusal}", kernels=way.kernels)
     if found.dependence and call.options.draft_independent:
         return _recorded(call, way, found.dependence)
     seen = None if found.dependence else found.seen
-    return call, replace(verdict, dependence=found.dependence, kernels=way.kernels, seen=seen)
+    return replace(verdict, dependence=found.dependence, kernels=way.kernels, seen=seen)
 
 
-def _recorded(call: Call, way: trial.Way, dependence: str) -> tuple[Call, Verdict]:
+def _recorded(call: Call, way: trial.Way, dependence: str) -> Verdict:
     """Decide about a call that must not depend on the draft, but would: recorded passes, or else plain decoding."""
-    call, recorded, why_not = ways.record(call)
-    verdict = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else Verdict())
+    fixed, recorded, why_not = ways.record(call)
+    verdict = call.ranks.broadcast(_apply_rules(fixed) if call.ranks.decides else Verdict())
     if recorded is None or verdict.plain:
         why_not = f", and in passes of a fixed width {why_not}" if why_not else ""
-        return call, Verdict(f"draft_independent=True: the target {dependence}{why_not}", kernels=way.kernels)
+        return Verdict(f"draft_independent=True: the target {dependence}{why_not}", kernels=way.kernels)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
-    return call, replace(verdict, lockstep=lockstep, recorded=recorded)
+    return replace(verdict, lockstep=lockstep, recorded=recorded, call=fixed)
 
 
 def _apply_rules(call: Call) -> Verdict:

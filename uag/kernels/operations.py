@@ -130,7 +130,7 @@ def named(parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
 def _own_attention(
     has_sinks: bool, is_sdpa: bool, parameters: Sequence[str], given: dict[str, Any]
 ) -> torch.Tensor | None:
-    get = given.get
+    get: Callable[[str], Any] = given.get
     module, query, key, value, mask = map(get, ("module", "query", "key", "value", "attention_mask"))
     is_known = all(name in _READ or name in _NOT_READ or value is None for name, value in given.items())
     if not (is_known and isinstance(query, torch.Tensor) and _fits_attention(query, key, value)):
