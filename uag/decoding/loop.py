@@ -21,13 +21,13 @@ from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent, Ragged
 from uag.decoding.lockstep import Lockstep
 from uag.decoding.plain import decode_plainly
-from uag.decoding.rounding import Watch
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.decoding.verdict import Verdict, examine
 from uag.drafting import Drafter, ForcedTokens, FreeFirst
 from uag.hf import foreign_code, passes
 from uag.hf.cache import caches
+from uag.kernels.rounding import Watch
 from uag.lookahead import Lookahead, clock
 from uag.sampling import Selector, make_choice
 from uag.stats import Stats

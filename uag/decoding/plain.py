@@ -71,7 +71,6 @@ def decode_plainly(call: Call, stats: Stats, kernels: OwnKernels) -> Any:
         processors = drawing = _Drawing(call, call.options.generator)
     criteria = _RecordingCriteria(call.stopping_criteria, drawing)
     try:
-        kernels = OwnKernels() if config.output_attentions else kernels  # they do not return attention weights
         most_rows = min(FEW_ROWS, call.input_ids.shape[0])  # the prompt is PyTorch's, as in assisted calls
         with kernels.in_place(), kernels.running(most_rows):
             output = passes.sample_plainly(

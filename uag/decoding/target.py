@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from uag.decoding.call import Call, Candidates, Outcome
-from uag.decoding.rounding import Watch
 from uag.decoding.rows import Rows
 from uag.hf import blocks, models, passes
 from uag.hf.cache import caches, static
@@ -19,6 +18,7 @@ from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
 from uag.kernels import OwnKernels
+from uag.kernels.rounding import Watch
 from uag.lookahead import clock
 from uag.stats import Stats
 

@@ -4,7 +4,7 @@ It runs a few passes over synthetic ids through `Target`, as a call does, each o
 So the same tokens are computed at several places of blocks of several widths. With uag's kernels, their logits should
 be equal bit for bit. Then the number of candidates does not matter, and the draft cannot change the output in any
 dtype. Because bits can be equal by luck, above all in bfloat16, the trial also looks for operations of PyTorch that
-may round by the number of tokens (`uag.decoding.rounding`), and compares the kernels' logits with PyTorch's.
+may round by the number of tokens (`uag.kernels.rounding`), and compares the kernels' logits with PyTorch's.
 
 The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
 refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
@@ -23,7 +23,6 @@ import torch
 from transformers import StaticCache, StoppingCriteriaList
 
 from uag.decoding.call import Call, Candidates, Outcome
-from uag.decoding.rounding import Seen, watching
 from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
 from uag.hf import blocks, foreign_code, models, passes, weights
@@ -31,6 +30,7 @@ from uag.hf.cache import caches, static
 from uag.hf.inspection import is_training, modules
 from uag.hf.trials import DrawsError, once
 from uag.kernels import OwnKernels, kernel
+from uag.kernels.rounding import Seen, watching
 from uag.proposal import Proposal
 from uag.stats import Stats
 
@@ -80,7 +80,7 @@ class Trial:
         dependence: why the bits of a token's logits depend on the block, phrased to follow "the target"; empty if they
             do not.
         is_wrong: whether the kernels compute something else than PyTorch.
-        seen: what the passes ran in PyTorch; see `uag.decoding.rounding.Seen.counts`.
+        seen: what the passes ran in PyTorch; see `uag.kernels.rounding.Seen.counts`.
     """
 
     refusal: str = ""
@@ -173,8 +173,8 @@ def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
         return ""  # rounding may send a token to other experts, which looks like an error
     alone = logits[-1][:, 0]
     in_blocks = [of_pass[:, place] for place, of_pass in enumerate(reversed(logits)) if place < of_pass.shape[1]]
-    difference = max(_difference(call, in_block, alone) for in_block in in_blocks)
-    if not difference:
+    difference = max(_difference(in_block, alone) for in_block in in_blocks)
+    if difference <= (_MAX_DIFFERENCE if _is_full_precision(call) else _MAX_DIFFERENCE_IN_HALF):
         return ""
     return (
         f"computes different logits for a block than for single tokens ({difference:.2g} of their standard deviation)"
@@ -186,21 +186,17 @@ def _is_wrong(call: Call, way: Way, widths: Sequence[int], logits: torch.Tensor 
     logits = _run(call, way, widths=widths)[0][0] if logits is None else logits
     (expected,), *_ = _run(call, Way(), widths=widths)
     is_routed = not _is_full_precision(call) and blocks.has_experts(call.model)
-    return bool(_difference(call, logits, expected, of_most=not is_routed))
+    bound = _MAX_DIFFERENCE if _is_full_precision(call) else 2 * _MAX_DIFFERENCE_IN_HALF
+    return _difference(logits, expected, of_all=not is_routed) > bound
 
 
-def _difference(call: Call, logits: torch.Tensor, expected: torch.Tensor, *, of_most: bool = True) -> float:
-    """Return the difference in units of the standard deviation, or 0 if it is rounding; infinite for new NaNs.
-
-    It is that of all tokens, or with `of_most` unset that of the median token.
-    """
+def _difference(logits: torch.Tensor, expected: torch.Tensor, *, of_all: bool = True) -> float:
+    """Return the difference of all tokens, or of the median token, in standard deviations; infinite for new NaNs."""
     if bool(expected.isnan().any()):
         return 0.0  # the synthetic tokens overflow in float16, so they show nothing
-    most = _MAX_DIFFERENCE if _is_full_precision(call) else _MAX_DIFFERENCE_IN_HALF
     squares = (logits - expected).pow(2)
-    ratio = (squares.mean() if of_most else squares.mean(-1).median()).sqrt() / expected.std()
-    difference = float(torch.nan_to_num(ratio, nan=float("inf")))
-    return difference if difference > most else 0.0
+    ratio = (squares.mean() if of_all else squares.mean(-1).median()).sqrt() / expected.std()
+    return float(torch.nan_to_num(ratio, nan=float("inf")))
 
 
 def _is_full_precision(call: Call) -> bool:

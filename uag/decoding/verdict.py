@@ -160,8 +160,9 @@ def examine(call: Call) -> Verdict:
     """
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
     verdict = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else Verdict())
-    if verdict.plain:
-        return replace(verdict, kernels=call.kernels if call.kernels and trial.are_right(call) else OwnKernels())
+    if verdict.plain:  # the kernels do not return attention weights
+        has_kernels = call.kernels and not call.generation_config.output_attentions and trial.are_right(call)
+        return replace(verdict, kernels=call.kernels if has_kernels else OwnKernels())
     way, found = ways.choose(call, is_ragged=call.input_ids.shape[0] > 1 and not verdict.lockstep)
     if found.refusal:
         return Verdict(f"the target {found.refusal}", kernels=way.kernels)

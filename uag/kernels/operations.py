@@ -90,7 +90,7 @@ _READ = frozenset((
 _NOT_READ = frozenset((
     "sliding_window", "s_aux", "indices", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",
     "position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "output_router_logits",
-    "num_items_in_batch",
+    "num_items_in_batch", "logits_to_keep",
 ))  # fmt: skip
 """The arguments that transformers' functions compute with, and those that its classes pass for other functions. With
 any other, the kernels do not know what a function computes."""

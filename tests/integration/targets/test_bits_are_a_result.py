@@ -18,8 +18,8 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded
 from tests.support.models import tiny_model
 from tests.support.walk import SharedDrafter
-from uag.decoding.rounding import watching
 from uag.kernels import kernel, operations
+from uag.kernels.rounding import watching
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 WANTED: dict[str, Any] = GREEDY | {"max_new_tokens": 24, "return_dict_in_generate": True, "output_logits": True}

@@ -141,7 +141,7 @@ def test_output_in_float32_equals_plain_decoding_up_to_rounding(name: str) -> No
         ("llama", {}, "draft_independent=True: the target does not use uag's kernels"),
         ("t5", {}, "draft_independent=True"),
         ("mixtral", {"do_sample": True}, "draft_independent=True"),
-        ("llama", {"use_cache": False}, "draft_independent=True"),
+        ("llama", {"use_cache": False}, "the target keeps no cache that can be rewound"),
         ("llama", {"output_hidden_states": True}, "hidden states of blocks are not recorded"),
         ("llama", {"max_new_tokens": 8, "cache_implementation": "static"}, "draft_independent=True"),
     ],

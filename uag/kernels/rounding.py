@@ -17,25 +17,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from uag.kernels import operations
 
 _MOVES = {
-    "_local_scalar_dense", "_to_copy", "_unsafe_view", "alias", "amax", "amin", "argmax", "argmin", "argsort", "cat",
-    "constant_pad_nd", "copy_", "diff", "embedding", "empty_like", "fill_", "flip", "full_like", "gather", "index",
-    "index_add", "index_add_", "index_fill", "index_put", "index_put_", "index_select", "item", "lift_fresh", "masked_scatter", "masked_select",
-    "max", "min", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "nonzero", "ones_like",
-    "repeat", "repeat_interleave", "roll", "scatter", "scatter_", "slice_scatter", "sort", "split_with_sizes_copy",
-    "stack", "topk", "tril", "tril_", "triu", "triu_", "zero_", "zeros_like",
+    "aten::_local_scalar_dense", "aten::_to_copy", "aten::_unsafe_view", "aten::alias", "aten::amax", "aten::amin",
+    "aten::argmax", "aten::argmin", "aten::argsort", "aten::cat", "aten::constant_pad_nd", "aten::copy_",
+    "aten::diff", "aten::embedding", "aten::empty_like", "aten::fill", "aten::fill_", "aten::flip",
+    "aten::full_like", "aten::gather", "aten::index", "aten::index_add", "aten::index_add_", "aten::index_copy",
+    "aten::index_copy_", "aten::index_fill", "aten::index_fill_", "aten::index_put", "aten::index_put_",
+    "aten::index_select", "aten::item", "aten::lift_fresh", "aten::masked_scatter", "aten::masked_scatter_",
+    "aten::masked_select", "aten::max", "aten::min", "aten::new_empty", "aten::new_empty_strided", "aten::new_full",
+    "aten::new_ones", "aten::new_zeros", "aten::nonzero", "aten::ones_like", "aten::repeat",
+    "aten::repeat_interleave", "aten::roll", "aten::scatter", "aten::scatter_", "aten::select_scatter",
+    "aten::slice_copy", "aten::slice_scatter", "aten::sort", "aten::split_with_sizes_copy", "aten::stack",
+    "aten::topk", "aten::tril", "aten::tril_", "aten::triu", "aten::triu_", "aten::zero_", "aten::zeros_like",
 }  # fmt: skip
 """Operations besides views that only move and compare values, or add one to another in their order."""
 
-_VALUES = {"polar"}
+_VALUES = {
+    "aten::polar",
+}
 """Functions of single values that PyTorch does not mark as such."""
 
 _SUMS = {
-    "_log_softmax", "_softmax", "linalg_vector_norm", "logsumexp", "mean", "norm", "std", "std_mean", "sum", "var",
-    "var_mean",
+    "aten::_log_softmax", "aten::_softmax", "aten::linalg_vector_norm", "aten::logsumexp", "aten::mean",
+    "aten::norm", "aten::std", "aten::std_mean", "aten::sum", "aten::var", "aten::var_mean",
 }  # fmt: skip
 """Operations that compute every row in the same way, if the rows are of the same length."""
 
-_NORMS = {"native_layer_norm", "_fused_rms_norm"}
+_NORMS = {
+    "aten::_fused_rms_norm",
+    "aten::native_layer_norm",
+}
 """The same for rows whose shape is their second argument."""
 
 
@@ -67,25 +77,23 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _kind(operation: Any) -> str:
-    if not isinstance(operation, torch._ops.OpOverload):
+    if not isinstance(operation, type(torch.ops.aten.add.Tensor)):
         return "unknown"  # a higher-order operator
-    namespace, _, name = operation._schema.name.partition("::")
-    if operation.is_view or namespace in ("prim", "prims"):
+    name = operation.name().partition(".")[0]
+    if operation.is_view or name.startswith("prim"):
         return "move"
-    if torch.Tag.pointwise in operation.tags or name in _VALUES:
+    if torch.Tag.pointwise in operation.tags:
         return "values"
-    if namespace != "aten":
-        return "unknown"
-    kinds = {"move": _MOVES, "sum": _SUMS, "norm": _NORMS, "bmm": {"bmm"}}
+    kinds = {"move": _MOVES, "values": _VALUES, "sum": _SUMS, "norm": _NORMS, "bmm": {"aten::bmm"}}
     return next((kind for kind, names in kinds.items() if name in names), "unknown")
 
 
 def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the sizes by which an operation may round, or None if it does not."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-        return None
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors) or not any(shapes):
+        return None
     if kind == "values" and _is_even(operation, _described(args), _described(kwargs.items())):
         return None
     if kind == "bmm" and shapes[0][-1] == 1:  # such as rotary positions: there is nothing to sum
@@ -121,10 +129,10 @@ def _is_even(operation: Any, args: Any, kwargs: Any) -> bool:
     try:
         whole, single = run(torch.clone), run(lambda x: x.repeat_interleave(2)[::2])  # strided, so value by value
         parts = [run(lambda x, n=n: x[:n].clone()) for n in range(1, 20)]
-    except Exception:  # noqa: BLE001 - an argument that was not foreseen
+        pairs = [(whole, single), *((whole[: len(part)], part) for part in parts)]
+        return all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs)
+    except Exception:  # noqa: BLE001 - an argument or a result that was not foreseen
         return False
-    pairs = [(whole, single), *((whole[: len(part)], part) for part in parts)]
-    return all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs)
 
 
 def _is_tensor(described: Any) -> bool:
