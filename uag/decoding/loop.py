@@ -27,7 +27,7 @@ from uag.decoding.verdict import Verdict, examine
 from uag.drafting import Drafter, ForcedTokens, FreeFirst
 from uag.hf import foreign_code, passes
 from uag.hf.cache import caches
-from uag.kernels.rounding import Watch
+from uag.kernels import Watch
 from uag.lookahead import Lookahead, clock
 from uag.sampling import Selector, make_choice
 from uag.stats import Stats

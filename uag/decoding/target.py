@@ -17,8 +17,7 @@ from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
-from uag.kernels import OwnKernels
-from uag.kernels.rounding import Watch
+from uag.kernels import OwnKernels, Watch
 from uag.lookahead import clock
 from uag.stats import Stats
 

@@ -25,29 +25,27 @@ from transformers import StaticCache, StoppingCriteriaList
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
-from uag.hf import blocks, foreign_code, models, passes, weights
+from uag.hf import blocks, devices, foreign_code, models, passes, weights
 from uag.hf.cache import caches, static
 from uag.hf.inspection import is_training, modules
 from uag.hf.trials import DrawsError, once
-from uag.kernels import OwnKernels, kernel
-from uag.kernels.rounding import Seen, watching
+from uag.kernels import OwnKernels, Seen, watching
 from uag.proposal import Proposal
 from uag.stats import Stats
 
 _PROMPT_LENGTH, _NUM_PADS = 6, 2
-"""Tokens of the trial's prompt, and how many of them the second row lacks. More would only take longer."""
+"""Tokens of the trial's prompt, and how many of them the second row lacks."""
 
 _WIDTHS = (9, 4, 2, 1)
-"""Tokens per row of the passes after the prompt. More widths would find more, and delay the first call longer."""
+"""Tokens per row of the passes after the prompt."""
 
 _NUM_SLOTS = 32
-"""Slots of the trial's cache if the call's is static: enough for all passes."""
+"""Slots of the trial's cache if the call's is static."""
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
 """Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
 
-Increase to accept targets with more rounding; decrease to detect smaller errors. Measured rounding was up to 3e-6 in
-float32 and 0.03 in bfloat16; real errors were 0.2 or more.
+Measured rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or more.
 """
 
 
@@ -67,8 +65,7 @@ class Way:
     @property
     def name(self) -> str:
         """What distinguishes its trial from those of other ways."""
-        everywhere = ", everywhere" if self.kernels.everywhere else ""
-        return f"{len(self.kernels)} kernels{everywhere}, {self.num_slots} slots"
+        return f"{len(self.kernels)} kernels{', everywhere' * self.kernels.everywhere}, {self.num_slots} slots"
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,7 @@ def _difference(logits: torch.Tensor, expected: torch.Tensor, *, of_all: bool = 
 
 def _is_full_precision(call: Call) -> bool:
     """Whether products are rounded to float32; on accelerators, they and convolutions may be rounded to TF32."""
-    is_highest = call.input_ids.device.type == "cpu" and not kernel.float32_is_rounded()
+    is_highest = call.input_ids.device.type == "cpu" and not devices.float32_is_rounded()
     return is_highest and call.model.dtype.itemsize >= 4
 
 
@@ -233,11 +230,7 @@ def _num_rows(call: Call, way: Way) -> int:
 def _run(
     call: Call, way: Way, num_rows: int | None = None, widths: Sequence[int] = _WIDTHS
 ) -> tuple[list[torch.Tensor], Seen, Seen]:
-    """Run the passes of a trial.
-
-    Returns:
-        The logits [num_rows, width, vocab_size] of each pass, and what PyTorch ran in the first and in the last pass.
-    """
+    """Return the logits [num_rows, width, vocab_size] of each pass, and what PyTorch ran in the first and the last."""
     is_encoder_decoder, kernels = call.model.config.is_encoder_decoder, way.kernels
     num_rows = _num_rows(call, way) if num_rows is None or is_encoder_decoder else num_rows
     ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + len(widths) + max(widths))

@@ -28,13 +28,11 @@ _eager_trials: list[str] = []
 _stances = ExitStack()
 
 
-def once(
-    model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, compiles: bool = False
-) -> T:
+def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None) -> T:
     """Return the result of the trial `run` of a model, or what `failed` returns for an exception's description.
 
-    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run eagerly, unless
-    `compiles` is set. Only calls of the same model wait for it.
+    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run
+    eagerly. Only calls of the same model wait for it.
     """
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     with _lock:
@@ -42,7 +40,7 @@ def once(
         answers, failures, lock = _known.setdefault(itself, ({}, {}, threading.RLock()))
     if (entry := answers.get(name)) and entry[0] == key:
         return entry[1]
-    with lock, without_trace(model), nullcontext() if compiles else _eagerly(name), torch.no_grad():
+    with lock, without_trace(model), _eagerly(name), torch.no_grad():
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
         try:

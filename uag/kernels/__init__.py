@@ -1,5 +1,6 @@
 """Row-invariant kernels for passes over few rows on a CPU, and their place in a model; see docs/kernels.md."""
 
 from uag.kernels.placing import FEW_ROWS, OwnKernels, switched
+from uag.kernels.rounding import Seen, Watch, watching
 
-__all__ = ["FEW_ROWS", "OwnKernels", "switched"]
+__all__ = ["FEW_ROWS", "OwnKernels", "Seen", "Watch", "switched", "watching"]

@@ -90,14 +90,6 @@ def describe() -> str:
     return f"uag's kernels ({LEVEL})" if LEVEL else "PyTorch's products (uag's kernels are not in use)"
 
 
-def float32_is_rounded() -> bool:
-    """Whether PyTorch may round float32 to bfloat16 or TF32 before it multiplies, as the kernels do not."""
-    settings = getattr(torch.backends.mkldnn, "matmul", None)  # since PyTorch 2.9, which raises if both were set
-    if settings is None:
-        return torch.get_float32_matmul_precision() != "highest"
-    return getattr(settings, "fp32_precision", "none") in ("bf16", "tf32")
-
-
 def _or_none(function: Callable[_P, torch.Tensor | None]) -> Callable[_P, torch.Tensor | None]:
     """Return None instead of PyTorch's errors, which tensors without memory of their own raise, such as functorch's."""
 

@@ -79,7 +79,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _kind(operation: Any) -> str:
     if not isinstance(operation, type(torch.ops.aten.add.Tensor)):
         return "unknown"  # a higher-order operator
-    name = operation.name().partition(".")[0]
+    name = str(operation.name()).partition(".")[0]  # type: ignore[no-untyped-call]
     if operation.is_view or name.startswith("prim"):
         return "move"
     if torch.Tag.pointwise in operation.tags:

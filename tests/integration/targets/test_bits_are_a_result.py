@@ -18,8 +18,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded
 from tests.support.models import tiny_model
 from tests.support.walk import SharedDrafter
-from uag.kernels import kernel, operations
-from uag.kernels.rounding import watching
+from uag.kernels import kernel, operations, watching
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 WANTED: dict[str, Any] = GREEDY | {"max_new_tokens": 24, "return_dict_in_generate": True, "output_logits": True}
@@ -284,7 +283,7 @@ def test_functions_with_other_arguments_are_pytorchs(function: Any) -> None:
 @pytest.mark.parametrize("setting", ["medium", "high", "bf16"])
 def test_float32_that_pytorch_may_round_is_left_to_it(setting: str) -> None:
     target, half = llama(dtype=torch.float32), llama()
-    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
     if setting == "bf16" and matmul is None:
         pytest.skip("this PyTorch has no such setting")
     try:
