@@ -149,8 +149,7 @@ class Assistant:
                 per round.
 
         Raises:
-            UnsupportedError: the generation mode cannot be assisted (beam search), or `draft_independent` cannot
-                keep its promise.
+            UnsupportedError: the generation mode cannot be assisted (beam search).
             PairError: the draft cannot work with this target.
             OptionError: something else than a target, another draft, an empty prompt, or an invalid number of
                 candidates was passed.

@@ -107,6 +107,7 @@ OF_OTHERS = {
     "generate_hook.py": {"_is_user_defined"},
     "kernels/kernel.py": {"_rows"},
     "kernels/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
+    "kernels/rounding.py": {"_schema"},
     "serving/server.py": {"_generation_state", "_model_manager"},
 }
 """Private names of libraries that a file outside `hf` uses."""

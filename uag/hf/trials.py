@@ -23,18 +23,16 @@ _stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.
 _known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 """By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
-_lock, _thread = threading.Lock(), threading.local()
+_lock = threading.Lock()
 _eager_trials: list[str] = []
 _stances = ExitStack()
 
 
-def once(
-    model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, compiles: bool = False
-) -> T:
+def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None) -> T:
     """Return the result of the trial `run` of a model, or what `failed` returns for an exception's description.
 
-    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run eagerly, unless
-    `compiles` is set. Only calls of the same model wait for it.
+    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run
+    eagerly. Only calls of the same model wait for it.
     """
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     with _lock:
@@ -42,7 +40,7 @@ def once(
         answers, failures, lock = _known.setdefault(itself, ({}, {}, threading.RLock()))
     if (entry := answers.get(name)) and entry[0] == key:
         return entry[1]
-    with lock, without_trace(model), nullcontext() if compiles else _eagerly(name), torch.no_grad():
+    with lock, without_trace(model), _eagerly(name), torch.no_grad():
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
         try:
@@ -78,14 +76,12 @@ class DrawsError(RuntimeError):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises before this thread draws from any of PyTorch's generators, which other threads may share; see `noting`."""
+    """Raises before this thread draws from any of PyTorch's generators, which other threads may share."""
 
     supports_higher_order_operators = True  # flex attention
     is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if note := getattr(_thread, "note", None):
-            note(func, args)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
             values = defaults | dict(zip(defaults, args, strict=False)) | (kwargs or {})
@@ -94,19 +90,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not any(isinstance(value, bool | int | float) and not value for value in switches):
                 raise DrawsError(f"{func} draws random numbers")
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def noting(note: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
-    """Within a trial, call `note` with every operation of PyTorch that this thread runs, and its positional arguments.
-
-    The trial's own mode does it, because a second mode would double the time of each operation.
-    """
-    _thread.note = note
-    try:
-        yield
-    finally:
-        _thread.note = None
 
 
 @contextmanager

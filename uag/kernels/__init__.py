@@ -2,5 +2,6 @@
 
 from uag.kernels.decoder import Cache, Decoder
 from uag.kernels.placing import FEW_ROWS, OwnKernels, switched
+from uag.kernels.rounding import Seen, Watch, watching
 
-__all__ = ["FEW_ROWS", "Cache", "Decoder", "OwnKernels", "switched"]
+__all__ = ["FEW_ROWS", "Cache", "Decoder", "OwnKernels", "Seen", "Watch", "switched", "watching"]

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
-from uag.hf import foreign_code, inspection, models
-from uag.kernels import kernel, operations, registries
+from uag.hf import devices, foreign_code, inspection, models
+from uag.kernels import functions, kernel, operations, registries
 
 _thread = threading.local()
 
@@ -101,9 +101,9 @@ class OwnKernels:
         before = state.most_rows, state.replaces_functions
         state.most_rows, state.replaces_functions = operations.ANY if most_rows is None else most_rows, self.everywhere
         is_new = self.everywhere and not before[1]  # a second one would only repeat the work of the first
-        functions: AbstractContextManager[Any] = operations.Functions() if is_new else nullcontext()
+        replaced: AbstractContextManager[Any] = functions.Functions() if is_new else nullcontext()
         try:
-            with functions:
+            with replaced:
                 yield
         finally:
             state.most_rows, state.replaces_functions = before
@@ -129,6 +129,10 @@ def _exclusions(model: nn.Module | None) -> Iterator[str]:
     yield "" if kernel.LEVEL else "runs without uag's kernels, which are not available here"
     yield "is split over ranks, which must run the same operations" if models.tensor_parallel_group(model) else ""
     yield "is compiled" if models.is_compiled(model) else ""
+    yield "runs under torch.autocast" if torch.is_autocast_enabled("cpu") else ""
+    products = (part for part in inspection.modules(model) if type(part) in (nn.Linear, Conv1D))
+    is_rounded = devices.float32_is_rounded() and any(part.weight.dtype is torch.float32 for part in products)
+    yield "multiplies float32 in fewer bits (torch.set_float32_matmul_precision)" if is_rounded else ""
     yield "runs while other code replaces nn.Linear or its function" if foreign_code.is_product_replaced() else ""
     yield f"is changed by other code ({change})" if (change := foreign_code.changes(model)) else ""
 
@@ -156,11 +160,13 @@ class _Placed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer's output."""
-        if len(args) == 1 and not kwargs and operations.state.most_rows:
+        if operations.state.most_rows:
+            is_known = len(args) == 1 and not kwargs and operations.is_usual(args[0])
             with operations.direct():
-                output = self._run(self.layer, args[0]) if operations.is_usual(args[0]) else None
+                output = self._run(self.layer, args[0]) if is_known else None
             if output is not None:
                 return output
+            operations.pass_on(type(self.layer).__name__)
         return type(self.layer).forward(self.layer, *args, **kwargs)
 
 
