@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+from uag import forks
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.hf.cache.caches import CACHE_NAMES
 
@@ -37,7 +37,7 @@ Route = Callable[..., Any]
 _SIGNATURE = inspect.signature(GenerationMixin.generate)  # other libraries' wrappers may hide it later
 
 _routes: list[Route] = []
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def add_route(route: Route, *, is_first: bool = False) -> None:

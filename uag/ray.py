@@ -6,12 +6,12 @@ target's plain greedy decoding of that prompt, sampled rows its plain sampling a
 """
 
 import copy
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from uag import forks
 from uag.assistant import Assistant
 from uag.errors import OptionError
 from uag.hf import models
@@ -78,7 +78,7 @@ class BatchGenerator:
         options = assistant_options if isinstance(assistant_options, Options) else Options(**(assistant_options or {}))
         self._check_options(options)
         self._generator = torch.Generator(pair.target.device)
-        self._lock = threading.Lock()  # threads of a worker share the generator
+        self._lock = forks.turn()  # threads of a worker share the generator
         own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
         self.assistant = Assistant(*own, options=options, generator=self._generator)
 

@@ -7,8 +7,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from uag import forks
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
@@ -23,8 +25,8 @@ _stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.
 _known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 """By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
-_lock, _thread = threading.Lock(), threading.local()
-_eager_trials: list[str] = []
+_lock, _thread = forks.lock(), threading.local()
+_eager_trials: set[object] = set()
 _stances = ExitStack()
 
 
@@ -39,10 +41,10 @@ def once(
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     with _lock:
         answers: dict[str, tuple[Any, T]]
-        answers, failures, lock = _known.setdefault(itself, ({}, {}, threading.RLock()))
+        answers, failures, lock = _known.setdefault(itself, ({}, {}, forks.turn()))
     if (entry := answers.get(name)) and entry[0] == key:
         return entry[1]
-    with lock, without_trace(model), nullcontext() if compiles else _eagerly(name), torch.no_grad():
+    with lock, without_trace(model), nullcontext() if compiles else _eagerly(), torch.no_grad():
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
         try:
@@ -58,19 +60,22 @@ def once(
 
 
 @contextmanager
-def _eagerly(name: str) -> Iterator[None]:
+def _eagerly() -> Iterator[None]:
     """Run compiled forwards eagerly. PyTorch has one stance for all threads, so the last trial to end restores it."""
-    with _lock:
-        if not _eager_trials:
-            _stances.enter_context(_stance("force_eager"))
-        _eager_trials.append(name)
-    try:
-        yield
-    finally:
+    trial = object()
+
+    def leave() -> None:
         with _lock:
-            _eager_trials.remove(name)
+            _eager_trials.discard(trial)
             if not _eager_trials:
                 _stances.close()
+
+    with forks.ending(leave):
+        with _lock:
+            if not _eager_trials:
+                _stances.enter_context(_stance("force_eager"))
+            _eager_trials.add(trial)
+        yield
 
 
 class DrawsError(RuntimeError):
@@ -102,32 +107,79 @@ def noting(note: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
 
     The trial's own mode does it, because a second mode would double the time of each operation.
     """
-    _thread.note = note
     try:
+        _thread.note = note
         yield
     finally:
         _thread.note = None
+
+
+_notes: dict[object, Callable[[nn.Module, str, Any], None]] = {}
+"""By trial: what it does when any thread sets a module's attribute."""
+
+
+@contextmanager
+def _stores_of_others(saved: dict[tuple[int, str], Any]) -> Iterator[None]:
+    """Put what other threads set meanwhile in place of `saved` values, by the owner's id and the attribute's name."""
+    trial, thread = object(), threading.get_ident()
+
+    def note(module: nn.Module, name: str, value: Any) -> None:
+        for key in ((id(vars(module)), name), (id(module._buffers), name)):
+            if key in saved and threading.get_ident() != thread:
+                saved[key] = value, None
+
+    def leave() -> None:
+        with _lock:
+            _notes.pop(trial, None)
+            original = getattr(nn.Module.__setattr__, "__uag_original__", None)
+            if not _notes and original is not None:
+                nn.Module.__setattr__ = original  # type: ignore[method-assign]
+
+    with forks.ending(leave):
+        with _lock:
+            if not hasattr(nn.Module.__setattr__, "__uag_original__"):
+                nn.Module.__setattr__ = _noting(nn.Module.__setattr__)  # type: ignore[method-assign]
+            _notes[trial] = note
+        yield
+
+
+def _noting(original: Callable[..., None]) -> Callable[..., None]:
+    def __setattr__(self: nn.Module, name: str, value: Any) -> None:
+        for note in list(_notes.values()):
+            note(self, name, value)
+        original(self, name, value)
+
+    __setattr__.__uag_original__ = original  # type: ignore[attr-defined]
+    return __setattr__
 
 
 @contextmanager
 def without_trace(model: Any) -> Iterator[None]:
     """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn.
 
-    Another thread may place or remove functions, or change the mode, meanwhile: these are not restored.
+    Another thread may set attributes, place or remove functions, or change the mode meanwhile: these stay. What it
+    writes into a small tensor is lost.
     """
-    saved: list[tuple[dict[str, Any], str, Any, torch.Tensor | None]] = []
-    for owner in [owner for module in model.modules() for owner in (vars(module), module._buffers)]:
+    owners = {id(owner): owner for module in model.modules() for owner in (vars(module), module._buffers)}
+    saved: dict[tuple[int, str], tuple[Any, torch.Tensor | None]] = {}
+    for key, owner in owners.items():
         for name, value in owner.copy().items():
             is_copied = isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED and not value.is_meta
             if not callable(value) and name != "training":
-                saved.append((owner, name, value, value.clone() if is_copied else None))
-    in_full = torch.autocast(device_of(model).type, enabled=False)
-    try:
-        with _Watch(), in_full:  # type: ignore[no-untyped-call]
-            yield
-    finally:
+                saved[key, name] = value, value.clone() if is_copied else None
+
+    def restore() -> None:
         with torch.inference_mode():  # some tensors may have been created in it
-            for owner, name, value, copied in saved:
-                owner[name] = value
+            for (key, name), (value, copied) in list(saved.items()):
+                owners[key][name] = value
                 if copied is not None and not torch.equal(value, copied):
                     value.copy_(copied)
+
+    def restore_in_child() -> None:
+        for (key, name), (value, copied) in saved.items():
+            owners[key][name] = value if copied is None else copied  # PyTorch's threads may not run in a child
+
+    in_full = torch.autocast(device_of(model).type, enabled=False)
+    noted = _stores_of_others(saved)
+    with forks.ending(restore, restore_in_child), noted, _Watch(), in_full:  # type: ignore[no-untyped-call]
+        yield
