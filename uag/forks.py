@@ -94,7 +94,11 @@ def _locks_of_properties() -> Iterator[Any]:
     for name, module in list(sys.modules.items()):
         kinds = list(vars(module).values()) if name.partition(".")[0] == "uag" else []
         for kind in [kind for kind in kinds if isinstance(kind, type)]:
-            yield from (each.lock for each in vars(kind).values() if isinstance(each, cached_property))
+            yield from (
+                each.lock  # type: ignore[attr-defined]
+                for each in vars(kind).values()
+                if isinstance(each, cached_property)
+            )
 
 
 def _end_other_threads() -> None:

@@ -144,13 +144,13 @@ def _stores_of_others(saved: dict[tuple[int, str], Any]) -> Iterator[None]:
 
 
 def _noting(original: Callable[..., None]) -> Callable[..., None]:
-    def __setattr__(self: nn.Module, name: str, value: Any) -> None:
+    def store(self: nn.Module, name: str, value: Any) -> None:
         for note in list(_notes.values()):
             note(self, name, value)
         original(self, name, value)
 
-    __setattr__.__uag_original__ = original  # type: ignore[attr-defined]
-    return __setattr__
+    store.__uag_original__ = original  # type: ignore[attr-defined]
+    return store
 
 
 @contextmanager
