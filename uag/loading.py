@@ -292,7 +292,7 @@ def _must_be_local(name: str) -> bool:
 def _existing(name: str) -> str:
     """Return a name with `~` expanded; raise a FileNotFoundError if it looks like a folder and does not exist."""
     folder = Path(name).expanduser()
-    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
+    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1 or "\\" in name):
         return name
     if not folder.is_dir():
         raise FileNotFoundError(f"no model folder {str(folder)!r}.")
