@@ -18,7 +18,7 @@ class _Counters:
 
     def __init__(self) -> None:
         try:
-            self._file = os.open(_COUNTERS, os.O_RDONLY)
+            self._file = os.open(_COUNTERS, os.O_RDONLY) if hasattr(os, "pread") else -1
         except OSError:  # not Linux, or a kernel without them
             self._file = -1
 
