@@ -39,10 +39,10 @@ for module, names in {UNIX_ONLY}.items():
         vars(importlib.import_module(module)).pop(name, None)
 original = builtins.__import__
 
-def of_windows(name, globals=None, *others):
+def of_windows(name, globals=None, *others, **named):
     if name in {MODULES} and str((globals or {{}}).get("__name__")).partition(".")[0] == "uag":
         raise ImportError(name)
-    return original(name, globals, *others)
+    return original(name, globals, *others, **named)
 
 builtins.__import__ = of_windows
 assert not any(name.partition(".")[0] == "uag" for name in sys.modules)
