@@ -245,7 +245,7 @@ def test_the_adapters_and_the_map_are_built_once_for_several_calls(monkeypatch: 
     builds = list[Any]()
     for name in ("vocabulary_map", "map_controls", "SortedBytes"):
         original = getattr(vocabulary, name)
-        monkeypatch.setattr(vocabulary, name, lambda *args, do=original: (builds.append(do), do(*args))[1])
+        monkeypatch.setattr(vocabulary, name, lambda *args, do=original: [builds.extend([do]), do(*args)][1])  # type: ignore[func-returns-value]
     options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     inputs, outputs, numbers, known = prompt(tokenizer), [], [], list[set[int]]()
     for _ in range(3):
