@@ -1,13 +1,13 @@
 """Statistics of a call: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
 
 import logging
-import threading
 import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from uag import forks
 from uag.errors import UnsupportedError
 
 logger = logging.getLogger("uag")
@@ -211,7 +211,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 _warned: set[str] = set()
 

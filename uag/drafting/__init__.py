@@ -14,6 +14,7 @@ from uag.drafting.models.trials import check_draft
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
 from uag.drafting.ranked import FreeFirst
+from uag.drafting.session import Session
 
 __all__ = [
     "ASSUMED",
@@ -32,6 +33,7 @@ __all__ = [
     "PromptLookup",
     "Row",
     "RowMaker",
+    "Session",
     "TextDrafter",
     "TorchPasses",
     "adapter_of",

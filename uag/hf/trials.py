@@ -1,6 +1,5 @@
 """Run a trial of a model once, without side effects, and cache its result."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from uag import forks
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ _stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.
 _known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 """By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
-_lock = threading.Lock()
-_eager_trials: list[str] = []
+_lock = forks.lock()
+_eager_trials: set[object] = set()
 _stances = ExitStack()
 
 
@@ -37,10 +37,10 @@ def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T]
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     with _lock:
         answers: dict[str, tuple[Any, T]]
-        answers, failures, lock = _known.setdefault(itself, ({}, {}, threading.RLock()))
+        answers, failures, lock = _known.setdefault(itself, ({}, {}, forks.turn()))
     if (entry := answers.get(name)) and entry[0] == key:
         return entry[1]
-    with lock, without_trace(model), _eagerly(name), torch.no_grad():
+    with lock, without_trace(model), _eagerly(), torch.no_grad():
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
         try:
@@ -56,19 +56,22 @@ def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T]
 
 
 @contextmanager
-def _eagerly(name: str) -> Iterator[None]:
+def _eagerly() -> Iterator[None]:
     """Run compiled forwards eagerly. PyTorch has one stance for all threads, so the last trial to end restores it."""
-    with _lock:
-        if not _eager_trials:
-            _stances.enter_context(_stance("force_eager"))
-        _eager_trials.append(name)
-    try:
-        yield
-    finally:
+    trial = object()
+
+    def leave() -> None:
         with _lock:
-            _eager_trials.remove(name)
+            _eager_trials.discard(trial)
             if not _eager_trials:
                 _stances.close()
+
+    with forks.ending(leave):
+        with _lock:
+            if not _eager_trials:
+                _stances.enter_context(_stance("force_eager"))
+            _eager_trials.add(trial)
+        yield
 
 
 class DrawsError(RuntimeError):
@@ -96,21 +99,28 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def without_trace(model: Any) -> Iterator[None]:
     """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn.
 
-    Another thread may place or remove functions, or change the mode, meanwhile: these are not restored.
+    Another thread may place or remove functions, or change the mode meanwhile: these stay. What else it stores in the
+    model's attributes meanwhile is lost.
     """
-    saved: list[tuple[dict[str, Any], str, Any, torch.Tensor | None]] = []
-    for owner in [owner for module in model.modules() for owner in (vars(module), module._buffers)]:
+    owners = {id(owner): owner for module in model.modules() for owner in (vars(module), module._buffers)}
+    saved: dict[tuple[int, str], tuple[Any, torch.Tensor | None]] = {}
+    for key, owner in owners.items():
         for name, value in owner.copy().items():
             is_copied = isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED and not value.is_meta
             if not callable(value) and name != "training":
-                saved.append((owner, name, value, value.clone() if is_copied else None))
-    in_full = torch.autocast(device_of(model).type, enabled=False)
-    try:
-        with _Watch(), in_full:  # type: ignore[no-untyped-call]
-            yield
-    finally:
+                saved[key, name] = value, value.clone() if is_copied else None
+
+    def restore() -> None:
         with torch.inference_mode():  # some tensors may have been created in it
-            for owner, name, value, copied in saved:
-                owner[name] = value
+            for (key, name), (value, copied) in list(saved.items()):
+                owners[key][name] = value
                 if copied is not None and not torch.equal(value, copied):
                     value.copy_(copied)
+
+    def restore_in_child() -> None:
+        for (key, name), (value, copied) in saved.items():
+            owners[key][name] = value if copied is None else copied  # PyTorch's threads may not run in a child
+
+    in_full = torch.autocast(device_of(model).type, enabled=False)
+    with forks.ending(restore, restore_in_child), _Watch(), in_full:  # type: ignore[no-untyped-call]
+        yield

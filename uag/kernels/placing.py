@@ -6,7 +6,6 @@ their thread is inside `running`. So other threads that run the same model get t
 """
 
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,6 +16,7 @@ from torch import nn
 from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
+from uag import forks
 from uag.hf import devices, foreign_code, inspection, models
 from uag.kernels import functions, kernel, operations, registries
 
@@ -26,8 +26,7 @@ FEW_ROWS = 32
 """Most rows of a pass whose width does not matter to its caller, such as a draft's. Increase to use the kernels for
 wider passes; decrease to leave more of them to PyTorch, whose products reach a higher peak."""
 
-_lock = threading.Lock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_lock = forks.lock()
 
 
 class OwnKernels:
@@ -68,28 +67,30 @@ class OwnKernels:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the kernels in place, for `running`. Nested and overlapping uses are counted."""
+        """Put the kernels in place, for `running`, until the last of nested and overlapping uses ends."""
         if not self._placed:
             yield
             return
-        with _lock:
-            registries.enter(operations.attention, operations.experts)
-            for placed in self._placed:
-                current = placed.attributes.get("forward")
-                if type(current) is not _Placed:
-                    current = placed.attributes["forward"] = placed
-                current.num_uses += 1
-        try:
-            yield
-        finally:
+        use = object()
+        with forks.ending(lambda: self._leave(use)):
             with _lock:
-                registries.leave()
+                registries.enter(use, operations.attention, operations.experts)
                 for placed in self._placed:
                     current = placed.attributes.get("forward")
-                    if type(current) is _Placed:
-                        current.num_uses -= 1
-                        if not current.num_uses:
-                            del placed.attributes["forward"]
+                    if type(current) is not _Placed:
+                        current = placed.attributes["forward"] = placed
+                    current.uses.add(use)
+            yield
+
+    def _leave(self, use: object) -> None:
+        with _lock:
+            registries.leave(use)
+            for placed in self._placed:
+                current = placed.attributes.get("forward")
+                if type(current) is _Placed:
+                    current.uses.discard(use)
+                    if not current.uses:
+                        del placed.attributes["forward"]
 
     @contextmanager
     def running(self, most_rows: int | None = None) -> Iterator[None]:
@@ -99,10 +100,11 @@ class OwnKernels:
             return
         state = operations.state
         before = state.most_rows, state.replaces_functions
-        state.most_rows, state.replaces_functions = operations.ANY if most_rows is None else most_rows, self.everywhere
         is_new = self.everywhere and not before[1]  # a second one would only repeat the work of the first
         replaced: AbstractContextManager[Any] = functions.Functions() if is_new else nullcontext()
         try:
+            state.most_rows = operations.ANY if most_rows is None else most_rows
+            state.replaces_functions = self.everywhere
             with replaced:
                 yield
         finally:
@@ -113,8 +115,8 @@ class OwnKernels:
 def switched(is_on: bool) -> Iterator[None]:
     """Let the `OwnKernels` that this thread creates have operations, or none."""
     before = getattr(_thread, "is_on", True)
-    _thread.is_on = is_on
     try:
+        _thread.is_on = is_on
         yield
     finally:
         _thread.is_on = before
@@ -141,7 +143,8 @@ class _Placed:
     """The `forward` of a layer while uag's kernels are in place: an attribute among the layer's `attributes`."""
 
     def __init__(self, layer: nn.Module, run: Callable[[nn.Module, torch.Tensor], torch.Tensor | None]) -> None:
-        self.layer, self._run, self.attributes, self.num_uses = layer, run, vars(layer), 0
+        self.layer, self._run, self.attributes = layer, run, vars(layer)
+        self.uses: set[object] = set()
 
     @classmethod
     def on(cls, layer: nn.Module) -> "_Placed | None":

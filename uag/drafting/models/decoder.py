@@ -5,13 +5,13 @@ forward, and then the pass over the copy. The copy stays with the model, is shar
 when weights change.
 """
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from uag import forks
 from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.torch_model import TorchPasses
 from uag.hf import models
@@ -39,7 +39,7 @@ _NUM_SAMPLED = 8
 """Weights of each parameter that are compared to see that they changed, since `parameter.data` counts no changes."""
 
 _known: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Decoder | str]]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = forks.turn()
 
 
 class DecoderPasses(TorchPasses):
