@@ -12,7 +12,6 @@ from uag import forks, generate_hook
 from uag.decoding import Call, Ranks, run
 from uag.drafting import (
     ASSUMED,
-    COPY,
     CopyPairing,
     Drafter,
     OptionalSources,
@@ -27,6 +26,7 @@ from uag.drafting import (
 )
 from uag.errors import OptionError, UnsupportedError
 from uag.hf import inspection, passes
+from uag.hf.decoder import COPY
 from uag.hf.required_names import check
 from uag.kernels import switched
 from uag.loading import open_draft

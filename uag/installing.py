@@ -116,17 +116,19 @@ def _can_draft(draft: Any) -> bool:
 
 def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Assistant:
     """Return the assistant of this pair, which remembers costs and acceptance."""
-    key = model if draft is None else draft
+    is_model = draft is not None and not isinstance(draft, str)
+    key = draft if is_model else model
     with _lock:
         length, options = _fixed_length(draft) or _options.num_candidate_tokens, _options
         of_draft = _assistants.setdefault(key, weakref.WeakKeyDictionary())
         turn, known = of_draft.setdefault(model, (forks.turn(), []))
     with turn:  # one thread creates it, which may take seconds, and others that need it wait
         same = [one for one in known if one.tokenizer is tokenizer and one.draft_tokenizer is draft_tokenizer]
+        same = [one for one in same if is_model or one.draft == draft]
         assistant = next((one for one in same if one.lookahead.fixed == length), None)
         if assistant is None:
             # A strong reference would keep the draft, which is the key, alive forever.
-            draft_proxy = None if draft is None else weakref.proxy(draft)
+            draft_proxy = weakref.proxy(draft) if is_model else draft
             tokenizers, options = (draft_tokenizer, tokenizer), replace(options, num_candidate_tokens=length)
             without_draft = replace(options, compile_draft=False)
             try:

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from uag import forks
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
+from uag.hf.decoder import COPY
 from uag.hf.devices import accelerator
 
 Content = str | list[dict[str, Any]]
@@ -79,7 +80,7 @@ def load_pair(
     target_folder, draft_folder = target or demo_folder("target"), draft or demo_folder("draft")
     # Tokenizers first, so that a wrong name fails before gigabytes of weights are read.
     target_tokenizer = load_tokenizer(target_folder, role="target")
-    draft_tokenizer = load_tokenizer(draft_folder, role="draft")
+    draft_tokenizer = target_tokenizer if draft == COPY else load_tokenizer(draft_folder, role="draft")
     return Pair(
         target=load_model(target_folder, dtype=dtype, device=device, role="target"),
         target_tokenizer=target_tokenizer,
@@ -91,7 +92,9 @@ def load_pair(
 
 
 def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> Any:
-    """Load a draft: a GGUF file as a `GgufDraft`, on the GPU if there is one; any other as `load_model` does."""
+    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, on the GPU if there is one; any other as `load_model` does."""
+    if name == COPY:
+        return name
     if is_gguf_name(name):
         return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
     return load_model(name, dtype=dtype, device=device, role="draft")
@@ -109,7 +112,7 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
     Raises:
         LoadingError: the draft cannot be loaded.
     """
-    if not isinstance(draft, str | os.PathLike) or draft == "copy":
+    if not isinstance(draft, str | os.PathLike) or draft == COPY:
         return draft, tokenizer
     dtype = device = None
     if target is not None:
