@@ -273,5 +273,6 @@ static const Kernel ISA(kernel) = {ISA(pack), ISA(dots), ISA(mix), ISA(finish), 
 #undef SUM4
 #undef MOST_CODED
 #undef PAIRWISE
+#undef PIN
 #undef MAGIC
 #undef CODED
