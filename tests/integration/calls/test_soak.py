@@ -129,7 +129,7 @@ def traced_bytes() -> int:
     for kept in gc.get_objects():
         if type(kept) is VocabularyMap:
             kept.target_sorted.neighbors.cache_clear()
-        elif type(kept) is TargetReader:
+        elif type(kept) is TargetReader and hasattr(kept, "of_text"):  # its copy has none
             kept.of_text.cache_clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
