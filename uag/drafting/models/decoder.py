@@ -16,7 +16,7 @@ from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.torch_model import TorchPasses
 from uag.hf import models
 from uag.hf.decoder import Description, UndescribedError, describe
-from uag.hf.inspection import inspected_once
+from uag.hf.inspection import inspected_once, is_training
 from uag.hf.trials import once
 from uag.kernels import Cache, Decoder, OwnKernels
 from uag.projection import Node
@@ -123,7 +123,7 @@ def _fingerprint(model: Any) -> Any:
         sample = flat[:: max(1, flat.numel() // _NUM_SAMPLED)].float() if flat.is_cpu else flat[:0]
         version = 0 if weight.is_inference() else weight._version
         found.append((weight.data_ptr(), version, weight.dtype, tuple(sample.tolist())))
-    return tuple(found), tuple(map(type, model.modules()))
+    return tuple(found), tuple(map(type, model.modules())), is_training(model)
 
 
 def _make(model: Any, form: str) -> Decoder | str:
