@@ -1,4 +1,4 @@
-"""A decoder's pass: products over codes, and logits that depend neither on the block nor on the threads, bit for bit."""
+"""A decoder's pass: products over codes, and logits that depend neither on the block nor on threads, bit for bit."""
 
 from functools import cache
 from threading import Thread
