@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from statistics import median
+from typing import Any
 
 import common
 import torch
@@ -71,6 +72,19 @@ def main() -> None:
     common.show(arguments, title, COLUMNS, measure(arguments))
 
 
+def arms_of(model: Any, arguments: argparse.Namespace, context: int) -> dict[str, Arm]:
+    """Return the ways in which this draft's passes can run."""
+    arms = {name: Arm(open_passes(model, weights=form), context) for name, form in WEIGHTS.items()}
+    for name, form in WEIGHTS.items():
+        how = arms[name].passes.counts.passes
+        if form != "model" and how.startswith("in PyTorch"):
+            print(f"{name}: {how}")
+            del arms[name]
+    if arguments.gguf and find_spec("llama_cpp"):
+        arms["llama.cpp"] = Arm(open_passes(GgufDraft(arguments.gguf, threads=arguments.threads)), context)
+    return arms
+
+
 @torch.inference_mode()
 def measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     """Yield each arm's medians."""
@@ -79,25 +93,16 @@ def measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     for context in arguments.context:
         if context + max(WIDTHS) > max_positions(model):
             continue
-        arms = {name: Arm(open_passes(model, weights=form), context) for name, form in WEIGHTS.items()}
-        if arguments.gguf and find_spec("llama_cpp"):
-            draft = GgufDraft(arguments.gguf, threads=arguments.threads)
-            arms["llama.cpp"] = Arm(open_passes(draft), context)
-        for name in [name for name, form in WEIGHTS.items() if form != "model"]:
-            if not (how := arms[name].passes.counts.passes).startswith("in one call"):
-                print(f"{name}: {how}")
-                del arms[name]
+        arms = arms_of(model, arguments, context)
         seconds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for trial in range(arguments.trials + 1):
             for width in WIDTHS:
                 start = time.perf_counter()
                 weights.max()
-                taken = {READING: time.perf_counter() - start} | {
-                    name: arm.run(context, width) for name, arm in arms.items()
-                }
-                if trial:  # the first warms up
-                    for name, value in taken.items():
-                        seconds[name, width].append(value)
+                taken = {READING: time.perf_counter() - start}
+                taken |= {name: arm.run(context, width) for name, arm in arms.items()}
+                for name, value in taken.items() if trial else ():  # the first warms up
+                    seconds[name, width].append(value)
         reading = 1e3 * median(value for width in WIDTHS for value in seconds[READING, width])
         for name in (READING, *arms):
             ms = {width: 1e3 * median(seconds[name, width]) for width in WIDTHS}
