@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 import common
-from replay import Replay
+from replay import Replay, Text
 
 import uag
-from uag.distill.writing import Text
 from uag.drafting import OptionalSources, PromptLookup
 from uag.hf import models
 from uag.loading import Pair

@@ -5,9 +5,11 @@ Run every script as `python benchmarks/NAME.py`. Pairs of trained models are rea
 """
 
 import argparse
+import functools
 import itertools
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +19,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from uag import bench
-from uag.bench import Arm, heldout_prompts, spread
-from uag.bench.report import describe_environment
+from uag.bench import Arm, describe_environment, environment_line, heldout_prompts, spread
 from uag.loading import Pair, demo_folder, load_pair
 
 STORY_PROMPTS = (
@@ -142,7 +143,7 @@ def show(
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)
     done: list[Row] = []
     for row in rows:
-        done.append(row | describe_environment())
+        done.append(row | {"commit": commit()} | describe_environment())
         cells = [_cell(template, row) for template in columns.values()]
         table.add_row(*cells)
         print(*cells, sep="  ", flush=True)
@@ -164,13 +165,23 @@ def report(*parts: Table | str, dtype: object) -> None:
     console = Console(width=160)
     for part in parts:
         console.print(part, highlight=False)
-    environment = describe_environment()
-    hardware = environment["hardware"]
-    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    console.print(
-        f"commit {environment['commit']}; {versions}; {hardware['processor']}, {hardware['instruction_set']}, "
-        f"{hardware['num_cores']} cores, {hardware['num_threads']} threads, "
-        f"{hardware['accelerator'] or 'no accelerator'}; {str(dtype).removeprefix('torch.')}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(f"commit {commit()}; {environment_line(dtype)}", highlight=False, soft_wrap=True)
+
+
+@functools.cache
+def commit() -> str | None:
+    """Return the commit of this checkout, with a `+` for uncommitted changes; None outside of one."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=12",
+        "--dirty=+",
+    ]
+    try:
+        return subprocess.check_output([*command, "--dirty=+"], stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):  # git is missing, or refuses another user's checkout
+        return None

@@ -9,7 +9,7 @@ synthetic ones, on machines whose costs are given. What it sees of them is noisy
 measurements three times as long, first passes cold. Faults are those of `faults.py`: stalls, and stretches of slow
 passes.
 
-A call's regret is the extra time, in percent, relative to the best fixed number of candidates (0, 3, 5 or 8) for this
+A call's regret is the extra time, in percent, relative to the best fixed number of candidates (0 to 15) for this
 very text. Below zero, the lookahead is faster than any of them. Times include the target's reading of the prompt and
 leave out the noise. Each cell of the table has the mean of first calls, then that of later calls.
 """
@@ -25,18 +25,20 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import common
-from replay import Replay
+import numpy as np
+from replay import Replay, Text, write
 
-from uag.distill.writing import Text, write
 from uag.drafting.pairing import Pairing
 from uag.hf import models
 from uag.loading import Pair, encode_prompt
 from uag.lookahead import Lookahead, Round
 from uag.proposal import Proposal
 
-LENGTHS = (0, 3, 5, 8)
+LENGTHS = (0, 1, 2, 3, 5, 8, 11, 15)
 MOST_CANDIDATES = 16
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)
+TOKENS, STEPS = (1, 2, 4, 8, 12, 16, 20), (1.0, 1.05, 1.2, 1.7, 2.2, 3.0, 3.8)
+"""What a target pass over so many tokens costs, in plain passes, where products get slower in steps."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Machine:
         reading: the draft's reading of one prompt token.
         wide: what each candidate after the fifth adds to `token`.
         guess: how many times as long as it takes the draft is expected to read a prompt, before it was measured.
+        has_steps: whether a target pass costs what `STEPS` says instead.
+        slower: how many times as long a draft pass takes as its model's size promises.
     """
 
     name: str
@@ -64,18 +68,27 @@ class Machine:
     reading: float
     wide: float = 0.0
     guess: float = 1.0
+    has_steps: bool = False
+    slower: float = 1.0
 
     @property
     def target_reading(self) -> float:
         """Milliseconds of the target's reading of one prompt token: in proportion to those of a pass, times `guess`."""
         return self.guess * self.reading * self.plain / self.candidate
 
+    @property
+    def size_ratio(self) -> float:
+        """The draft's size relative to the target's."""
+        return self.candidate / self.plain / self.slower
+
     def round_ms(self, num_candidates: int) -> float:
         """Return the milliseconds of a round."""
         if not num_candidates:
             return self.plain
-        each = num_candidates * (self.token + self.candidate)
-        return self.block + self.start + each + max(num_candidates - 5, 0) * self.wide
+        drafting = self.start + num_candidates * self.candidate
+        if self.has_steps:
+            return self.plain * float(np.interp(num_candidates + 1, TOKENS, STEPS)) + drafting
+        return self.block + num_candidates * self.token + drafting + max(num_candidates - 5, 0) * self.wide
 
 
 MACHINES = (
@@ -86,6 +99,9 @@ MACHINES = (
     Machine("CPU, flat to six rows", 60.0, 61.5, 1.5, 2.0, 12.0, 3.0, 3.0),
     Machine("target reads 5x faster", 60.0, 64.0, 4.0, 4.0, 10.0, 4.0, guess=0.2),
     Machine("target reads 5x slower", 60.0, 64.0, 4.0, 4.0, 10.0, 4.0, guess=5.0),
+    Machine("draft 5x slower than its size", 60.0, 64.0, 4.0, 4.0, 50.0, 4.0, slower=5.0),
+    Machine("steps, draft 1/20", 60.0, 60.0, 0.0, 0.0, 3.0, 0.6, has_steps=True),
+    Machine("steps, draft 3/10", 60.0, 60.0, 0.0, 0.0, 18.0, 3.6, has_steps=True),
 )
 COLUMNS = {"scenario": "{scenario}"}
 COLUMNS |= {one.name: f"{{{one.name}[first]:.0f}} / {{{one.name}[later]:.1f}}" for one in MACHINES}
@@ -149,7 +165,7 @@ def call_ms(lookahead: Lookahead, script: Script, machine: Machine, draw: random
         return (milliseconds * slow * draw.lognormvariate(0.0, 0.03) + stall_ms) / 1e3
 
     num_tokens = script.num_prompt_tokens
-    lookahead.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.candidate / machine.plain)
+    lookahead.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.size_ratio)
     total = num_tokens * machine.target_reading
     lookahead.learn_prefill(seen_s(total))
     place, num_rounds, has_drafted = 0, 0, False
@@ -255,6 +271,8 @@ def scenarios() -> Iterator[Scenario]:
         for level in LEVELS:
             yield Scenario(f"{kind}, {level:.0%}", kind, lambda *_, level=level: (level,))
         yield Scenario(f"{kind}, any level per text", kind, lambda _, draw: (draw.choice(LEVELS),))
+        for level in (0.55, 0.97):
+            yield Scenario(f"{kind}, {level:.0%}, 64 tokens", kind, lambda *_, level=level: (level,), num_tokens=64)
     yield Scenario("90 % until the middle, then 10 %", "sure", lambda *_: (0.9, 0.1))
     yield Scenario("10 % until the middle, then 90 %", "sure", lambda *_: (0.1, 0.9))
     cold = "a very cold first call at 0 %, then 80 %"

@@ -26,9 +26,9 @@ import common
 import numpy as np
 import torch
 from calls import COLUMNS, Calls, compared
+from replay import Text, write
 
 import uag
-from uag.distill.writing import Text, write
 from uag.loading import load_pair
 
 NAMES = ("", "value", "result", "data", "item")

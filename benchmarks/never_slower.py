@@ -19,7 +19,7 @@ from dataclasses import replace
 import common
 
 import uag
-from uag.bench import assisted, summarize
+from uag.bench import assisted, speed
 from uag.loading import Pair, load_pair
 
 COLUMNS = {
@@ -47,9 +47,8 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         records = common.measure_equal(pair, arms, texts, arguments.tokens, arguments.trials)
         row: common.Row = {"case": name, "dtype": str(pair.target.dtype)}
         for arm in ("no_lookup", "uag"):
-            of_arm = [record for record in records if record.arm in ("plain", arm)]
-            groups = [of_arm[start : start + 2] for start in range(0, len(of_arm), 2)]  # one for each prompt
-            speeds = [summarize(group)[1].speed_up or 0.0 for group in groups]
+            ours, plain = ([record for record in records if record.arm == name] for name in (arm, "plain"))
+            speeds = [speed([of], [to]) or 0.0 for of, to in zip(ours, plain, strict=True)]  # one for each prompt
             row |= {f"{arm}_speeds": speeds, f"{arm}_median": statistics.median(speeds), f"{arm}_worst": min(speeds)}
         yield row
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 import common
 import torch
 from calls import COLUMNS, Calls, compared
+from replay import Text, write
 
-from uag.distill.writing import Text, write
 from uag.loading import load_pair
 
 PROSE = "The quick brown fox jumps over the lazy dog, and nobody knows why it would want to do that. "

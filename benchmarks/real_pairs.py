@@ -1,108 +1,125 @@
-"""Real pairs: every arm on HumanEval and Spec-Bench prompts, with every output compared.
+"""Real pairs: README's table of results, by one command.
 
-    python benchmarks/real_pairs.py FOLDER [--pairs NAME ...] [--arms NAME ...] [--prompts 10] [--tokens 64]
-                                    [--trials 3] [--threads 2] [--temperatures 0 0.7]
-                                    [--humaneval FILE] [--spec-bench FILE] [--output rows.jsonl]
+    python benchmarks/real_pairs.py "TARGET<-DRAFT" ... [--dtypes float32 bfloat16] [--tokens 64 256] [--prompts 3]
+                                    [--trials 1] [--threads 2] [--file HumanEval.jsonl.gz] [--output FILE]
+    python benchmarks/real_pairs.py --readme FILE
 
-FOLDER has a folder for each model (qwen2.5-coder-1.5b, ...), and next to it NAME.gguf for the arms uag-gguf and
-llama.cpp. HumanEval prompts are completed as they are; Spec-Bench's first turns go through the target's chat template
-if it has one. The arms are those of `uag bench`, uag-gguf (uag with a GGUF draft, run by
-llama.cpp) and two baselines whose output may differ: plain-bfloat16 and llama.cpp.
+TARGET is the folder of a model, DRAFT a folder or a GGUF file; demo<-demo is the bundled pair. The arms are those of
+`uag bench` that the table shows, in turns in one process, and every output is compared. --arms can add llama.cpp, if
+there is a file TARGET.gguf: it computes the target differently, so its output may differ.
 
-The lines below each table show how much of a speed-up comes from matrix products (the arm uag-no-draft) and how much
-from drafting. --output appends a JSON line for each prompt and arm to a file.
+Each pair, dtype and number of tokens appends a JSON line for each arm to --output (benchmarks/results/DATE.jsonl), and
+the table of the whole file is printed in Markdown. --readme writes the table of a file into README.md; a test checks
+that it is that of the last file in benchmarks/results.
 """
 
 import argparse
+import datetime
 import itertools
 import json
 import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import baselines
 import common
 import torch
 
-from uag import Assistant, bench
+from uag import bench
 from uag.errors import UagError
-from uag.loading import Pair, load_draft, load_pair
+from uag.loading import Pair
 
-PROMPTS = common.MODELS.parent / "prompts"
-PAIRS = {
-    "qwen1.5b<-smollm2": ("qwen2.5-coder-1.5b", "smollm2-135m"),
-    "qwen0.5b<-smollm2": ("qwen2.5-coder-0.5b", "smollm2-135m"),
-    "qwen1.5b<-qwen0.5b": ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"),
-    "gemma<-smollm2": ("gemma3-270m", "smollm2-135m"),
-    "smollm2<-gemma": ("smollm2-135m", "gemma3-270m"),
-}
-DEFAULT_ARMS = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag", "uag-gguf")
-ARMS = (*DEFAULT_ARMS, *baselines.NAMES)
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+HUMANEVAL = common.MODELS.parent / "prompts" / "HumanEval.jsonl.gz"
+COLUMNS = {
+    "transformers": "transformers", "uag-no-draft": "uag, no draft", "uag-lookup": "lookup alone",
+    "uag-draft": "draft alone", "uag": "uag", "uag-useless": "useless draft",
+}  # fmt: skip
+TABLE = re.compile(r"^\| dtype \| target <- draft \|.*\n(?:\|.*\n)+(?:\n\*Measured.*\n)?", flags=re.MULTILINE)
+"""The table in README.md, and the line below it."""
 
 
 def main() -> None:
-    """Measure all pairs, and print a table for each pair and kind of prompts."""
+    """Measure all pairs and print the table, or write that of a file into README.md."""
     arguments = common.parse(_parser())
+    if arguments.readme is not None:
+        page = ROOT / "README.md"
+        text = page.read_text(encoding="utf-8")
+        page.write_text(TABLE.sub(lambda _: markdown(read(arguments.readme)), text, count=1), encoding="utf-8")
+        return
     torch.set_num_threads(arguments.threads)
-    for name in arguments.pairs:
-        folders = [arguments.folder / model for model in PAIRS[name]]
-        missing = [str(folder) for folder in folders if not folder.is_dir()]
-        if missing:
-            print(f"{name}: skipped, no folder {' or '.join(missing)}", flush=True)
-            continue
-        _measure_pair(name, *folders, arguments)
+    output = arguments.output or RESULTS / f"{datetime.date.today().isoformat()}.jsonl"
+    output.parent.mkdir(exist_ok=True)
+    file = arguments.file if arguments.file.is_file() else None
+    prompts = bench.spread(bench.read_prompts(file) if file else bench.heldout_prompts(), arguments.prompts)
+    for name, dtype in itertools.product(arguments.pairs, arguments.dtypes):
+        folders = common.folders_of(name)
+        pair = folders.load(dtype=dtype)
+        for num_tokens in arguments.tokens:
+            arms = list(_arms(pair, folders, arguments.arms))  # new assistants, which have learned nothing yet
+            options = bench.BenchOptions(max_new_tokens=num_tokens, num_trials=arguments.trials)
+            found = bench.conclusions(list(bench.measure(pair, prompts, options, arms=arms)))
+            row = {"pair": folders.name, "dtype": dtype, "num_tokens": num_tokens, "num_prompts": len(prompts)}
+            row |= {"prompts": file.name if file else "held-out Python", "commit": common.commit()}
+            with output.open("a", encoding="utf-8") as lines:
+                lines.writelines(json.dumps(row | arm | bench.describe_environment()) + "\n" for arm in found["arms"])
+            print(folders.name, dtype, f"{num_tokens} tokens:", *bench.lines(found), sep="\n  ", flush=True)
+    print(f"\n{output}:\n\n{markdown(read(output))}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = common.make_parser(__doc__, prompts=10, tokens=64, trials=3, threads=os.cpu_count() or 1)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="NAME", help=", ".join(PAIRS))
-    names = ", ".join(ARMS)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS, metavar="NAME", help=names)
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.7], help="0 is greedy")
-    parser.add_argument("--humaneval", type=Path, default=PROMPTS / "HumanEval.jsonl.gz")
-    parser.add_argument("--spec-bench", type=Path, default=PROMPTS / "spec_bench.jsonl")
+    parser = common.make_parser(__doc__, prompts=3, trials=1, threads=os.cpu_count() or 1)
+    parser.add_argument("pairs", nargs="*", default=["demo<-demo"], metavar="TARGET<-DRAFT")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[64, 256])
+    names = ("plain", *COLUMNS)
+    parser.add_argument("--arms", nargs="+", choices=(*names, "llama.cpp"), default=names, metavar="NAME")
+    parser.add_argument(
+        "--file", type=Path, default=HUMANEVAL, help="prompts; default: HumanEval, else held-out Python"
+    )
+    parser.add_argument("--readme", type=Path, help="write the table of this file into README.md, and measure nothing")
     return parser
 
 
-def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Namespace) -> None:
-    pair = load_pair(str(target), str(draft), dtype="float32")
-    arms = [arm for name in dict.fromkeys(("plain", *arguments.arms)) for arm in _arms(pair, target, draft, name)]
-    suites = (("HumanEval", arguments.humaneval), ("Spec-Bench", arguments.spec_bench))
-    for (suite, file), temperature in itertools.product(suites, arguments.temperatures):
-        if not file.is_file():
-            print(f"{suite}: skipped, no file {file}", flush=True)
-            continue
-        prompts = bench.spread(bench.read_prompts(file), arguments.prompts)
-        options = bench.BenchOptions(
-            temperature=temperature,
-            max_new_tokens=arguments.tokens,
-            num_trials=arguments.trials,
-            is_chat=suite != "HumanEval" and bool(getattr(pair.target_tokenizer, "chat_template", None)),
-        )
-        records = list(bench.measure(pair, prompts, options, arms=arms))
-        if arguments.output is not None:
-            with arguments.output.open("a", encoding="utf-8") as output:
-                output.writelines(json.dumps(record.to_dict(pair) | {"suite": suite}) + "\n" for record in records)
-        kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        form = "chat template" if options.is_chat else "raw"
-        title = f"{name}, {suite} ({form}), {kind}: {len(prompts)} prompts x {arguments.tokens} tokens"
-        common.report(bench.summary_table(bench.summarize(records), title), dtype=pair.target.dtype)
-
-
-def _arms(pair: Pair, target: Path, draft: Path, name: str) -> list[bench.Arm]:
-    """Return an arm; if it cannot run here, print why and return an empty list."""
+def _arms(pair: Pair, folders: common.Folders, names: Sequence[str]) -> Iterator[bench.Arm]:
+    """Yield the arms; print why one cannot run here."""
+    yield from bench.build_arms(pair, bench.BenchOptions(arm_names=tuple(set(names) - {"llama.cpp"})))
+    file = Path(f"{folders.target}.gguf")
     try:
-        if name == "uag-gguf":
-            gguf = load_draft(f"{draft}.gguf")
-            return [bench.assisted(name, Assistant(gguf, tokenizer=pair.target_tokenizer), pair.target)]
-        if name == "llama.cpp" and not Path(f"{target}.gguf").is_file():
-            raise FileNotFoundError(f"no file {target}.gguf")
-        if name in baselines.NAMES:
-            return [baselines.build_baseline(pair.target, name, f"{target}.gguf")]
-        return bench.build_arms(pair, bench.BenchOptions(arm_names=(name,)))
+        if "llama.cpp" in names and file.is_file():
+            yield baselines.build_baseline(pair.target, "llama.cpp", str(file))
     except (UagError, OSError, ImportError) as error:
-        print(f"{name}: skipped: {' '.join(str(error).split())}", flush=True)
-        return []
+        print(f"llama.cpp: skipped: {' '.join(str(error).split())}", flush=True)
+
+
+def read(path: Path) -> list[common.Row]:
+    """Return the rows of a file: one for each pair, dtype, number of tokens and arm."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def markdown(rows: Iterable[common.Row]) -> str:
+    """Return the table of some rows in Markdown, with a line that names machine, instruction set and commit."""
+    calls: dict[tuple[str, str, int], dict[str, common.Row]] = {}
+    for row in rows:
+        calls.setdefault((row["dtype"], row["pair"], row["num_tokens"]), {})[row["arm"]] = row
+    headings = ["dtype", "target <- draft", "new tokens", "plain, tokens/s", *COLUMNS.values(), "drafting"]
+    lines = [headings, ["---"] * len(headings)]
+    for (dtype, pair, num_tokens), arms in calls.items():
+        speeds = [arms.get(name, {}).get("speed_up") for name in COLUMNS]
+        best = max((speed for speed in speeds if speed), default=None)
+        cells = ["-" if speed is None else f"**{speed:.2f}**" if speed == best else f"{speed:.2f}" for speed in speeds]
+        over = arms.get("uag", {}).get("over_no_draft")
+        plain = arms["plain"]
+        first = [dtype, pair.replace("<-", " <- "), str(num_tokens), f"{plain['tokens_per_s']:.1f}"]
+        lines.append([*first, *cells, f"{over:.2f}" if over else "-"])
+    hardware, versions = plain["hardware"], plain["versions"]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + (
+        f"\n*Measured with commit {plain['commit']}, kernels {hardware['kernels'] or 'off'}, {hardware['processor']}, "
+        f"{hardware['num_threads']} threads, PyTorch {versions['torch']}, transformers {versions['transformers']}; "
+        f"{plain['num_prompts']} prompts of {plain['prompts']}, greedy, in turns.*\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,22 +1,85 @@
-"""Replay drafting on known texts: the candidates that a draft would have proposed, and how many would be accepted.
+"""Texts of a target, and replays of drafting on them: what a draft would propose, and how much would be accepted.
 
 The target is not run: a candidate is accepted if it is the next token of the text. Otherwise rounds are the
 assistant's, with the same drafter, noise and acceptance. Sampled texts must have been generated on a CPU.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from uag.distill.writing import Text
+from uag.bench import is_output
 from uag.drafting import Ask, Drafter
+from uag.hf import passes
+from uag.loading import pad_left
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
 from uag.proposal import Proposal, Warpers, num_equal
 from uag.sampling import Choice, make_choice
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, how the target should continue it, and the output once it exists.
+
+    Attributes:
+        text_id: unique among the texts of a run.
+        prompt_ids: target ids.
+        temperature: 0 is greedy.
+        seed: the output equals plain sampling after `torch.manual_seed(seed)`; None if the noise is unknown.
+        output_ids: target ids, including the end-of-text token; empty until they are generated.
+    """
+
+    text_id: str
+    prompt_ids: tuple[int, ...]
+    temperature: float = 0.0
+    seed: int | None = None
+    output_ids: tuple[int, ...] = ()
+
+
+class RowChoices(LogitsProcessor):
+    """Makes greedy decoding select each row's own token: the most probable one, or a sampled one.
+
+    A row with a temperature gets the token of plain sampling after `torch.manual_seed(seed)`, independently of other
+    rows. Must be the last processor.
+    """
+
+    def __init__(self, texts: Sequence[Text], device: torch.device) -> None:
+        self._sampled = [
+            (row, text.temperature, torch.Generator(device).manual_seed(text.seed))
+            for row, text in enumerate(texts)
+            if text.temperature and text.seed is not None
+        ]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """Return [batch_size, vocab_size]: 0 at the selected token, and minus infinity elsewhere."""
+        selected = scores.argmax(dim=-1, keepdim=True)
+        for row, temperature, generator in self._sampled:
+            probs = (scores[row].float() / temperature).softmax(dim=-1)
+            selected[row] = torch.multinomial(probs, 1, generator=generator)
+        return torch.full_like(scores, -torch.inf).scatter_(1, selected, 0.0)
+
+
+def write(target: Any, due: Sequence[Text], max_new_tokens: int) -> list[Text]:
+    """Generate one batch with a loaded, decoder-only target, and return its texts with their outputs."""
+    eos_ids = passes.eos_ids(target.generation_config)
+    inputs = pad_left([text.prompt_ids for text in due], 0, target.device)
+    sequences = target.generate(
+        **inputs,
+        logits_processor=LogitsProcessorList([RowChoices(due, target.device)]),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        pad_token_id=min(eos_ids, default=0),
+    )
+    outputs = sequences[:, inputs["input_ids"].shape[1] :]
+    kept = is_output(outputs, eos_ids)
+    return [replace(text, output_ids=tuple(outputs[row][kept[row]].tolist())) for row, text in enumerate(due)]
 
 
 @dataclass(frozen=True)

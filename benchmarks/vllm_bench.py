@@ -3,9 +3,9 @@
     python benchmarks/vllm_bench.py acceptance   accepted tokens per target step, compared with other ways to draft
     python benchmarks/vllm_bench.py speed        output tokens per second by the number of concurrent requests
 
-Every arm is an engine in its own process with the same settings; docs/vllm.md lists the tested builds of vLLM. Greedy
-outputs are compared with plain vLLM's before anything is counted; counts are vLLM's own metrics. Arms: plain vLLM
-(`plain`); uag with default settings (`uag`), always drafting the maximum (`uag-all`), and drafting while the
+Every arm is an engine in its own process with the same settings; docs/integrations.md lists the tested builds of vLLM.
+Greedy outputs are compared with plain vLLM's before anything is counted; counts are vLLM's own metrics. Arms: plain
+vLLM (`plain`); uag with default settings (`uag`), always drafting the maximum (`uag-all`), and drafting while the
 probability that all candidates of a request are accepted is at least 0.2 (`uag-0.2`); vLLM's own drafting across
 vocabularies (`shared-strings`); drafting with re-tokenized text (`text`).
 

@@ -37,12 +37,16 @@ _MODULES = {
     "uninstall": "uag.installing",
 }
 
+_WITHOUT_TRANSFORMERS = ("uag.options", "uag.stats")
+
 __all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _MODULES[name] not in _WITHOUT_TRANSFORMERS:  # before anything imports a name that this release may lack
+        import_module("uag.hf.required_names").check()
     value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

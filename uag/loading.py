@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from jinja2 import TemplateError
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from uag import forks
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf.devices import accelerator
@@ -31,9 +31,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 Dtype = str | torch.dtype | None
 
 _MAX_DRAFTS = 4
-"""Maximum number of drafts kept by name. Increase to alternate between more drafts; decrease to save memory."""
+"""Maximum number of drafts kept by name."""
 
-_lock = threading.Lock()
+_lock = forks.turn()
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
     Raises:
         LoadingError: the draft cannot be loaded.
     """
-    if not isinstance(draft, str | os.PathLike):
+    if not isinstance(draft, str | os.PathLike) or draft == "copy":
         return draft, tokenizer
     dtype = device = None
     if target is not None:
@@ -292,7 +292,7 @@ def _must_be_local(name: str) -> bool:
 def _existing(name: str) -> str:
     """Return a name with `~` expanded; raise a FileNotFoundError if it looks like a folder and does not exist."""
     folder = Path(name).expanduser()
-    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
+    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1 or "\\" in name):
         return name
     if not folder.is_dir():
         raise FileNotFoundError(f"no model folder {str(folder)!r}.")

@@ -1,19 +1,16 @@
-"""The options of an assistant and of a benchmark: defaults, checks and descriptions.
+"""The options of an assistant: defaults, checks and descriptions.
 
-They travel whole, from the entry points to the code that uses them. `uag/cli/common.py` makes them flags.
+They travel whole, from the entry points to the code that uses them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from uag.errors import OptionError
 
-if TYPE_CHECKING:  # the command line reads the defaults below before it waits for torch
+if TYPE_CHECKING:
     import torch
-
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
-"""The ways to generate that `uag bench` compares; see `uag.bench.arms`."""
 
 _WEIGHTS = ("int8", "int4", "model")
 _SAMPLING = ("shared-noise", "rejection")
@@ -48,8 +45,7 @@ class Options:
 
     Attributes:
         prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
-            target ids, or a list with an entry per row, which is such a prediction, a list of several, or None. Or a
-            function that is called with each call's input ids and returns one, or a `concurrent.futures.Future` of one.
+            target ids, or a list with one of these or None per row.
         memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (see docs/memory.md).
         num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
@@ -66,9 +62,9 @@ class Options:
             computes each token from that token and those before it, regardless of the width of the pass.
         own_kernels: on a CPU, run the passes of target and draft with uag's kernels, which are faster for a few tokens
             and compute a token in a block as they compute it alone (see docs/kernels.md).
-        draft_independent: refuse calls whose ids, scores, logits and generator state could depend on the draft in any
-            bit. On a CPU with uag's kernels, few calls do, and the option costs nothing. Elsewhere, every pass then has
-            the same width, which is slower (see docs/limits.md).
+        draft_independent: decode plainly, with the reason in `stats.fallbacks`, where ids, scores, logits and generator
+            state could depend on the draft in any bit. On a CPU with uag's kernels, few calls do. On devices that
+            record graphs, every pass then has the same width, which is slower (see docs/limits.md).
 
     Raises:
         OptionError: a wrong type or value, or rejection sampling with `draft_independent`.
@@ -99,46 +95,18 @@ class Options:
             )
 
 
-@dataclass(kw_only=True)
-class BenchOptions(Options):
-    """Options of a benchmark, and of uag's arms in it.
+def changed(options: Options | None, changes: dict[str, Any], owner: str) -> Options:
+    """Return `options` (None for the defaults) with changes by name, which the caller passed to `owner`.
 
-    Attributes:
-        arm_names: plain decoding is always measured, and uag-no-draft with `draft_independent`, as its reference.
-        batch_size: prompts per call.
-        temperature: 0 is greedy.
-        max_new_tokens: maximum number of new tokens per prompt.
-        num_trials: timed runs of each arm on each batch.
-        seed: seed for sampling.
-        is_chat: make each prompt a user turn of the target's chat template.
-        cache: the `cache_implementation` of every call; None for transformers' default.
-        is_compiled: compile the passes after the prompt of every call; needs a static cache.
+    Raises:
+        OptionError: `options` is something else, or a value is wrong.
+        TypeError: there is no option of a name.
     """
-
-    arm_names: tuple[str, ...] = ARM_NAMES
-    batch_size: int = 1
-    temperature: float = 0.0
-    max_new_tokens: int = 64
-    num_trials: int = 5
-    seed: int = 0
-    is_chat: bool = False
-    cache: str | None = None
-    is_compiled: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        from transformers import GenerationConfig
-
-        for name in self.arm_names:
-            if name not in ARM_NAMES:
-                raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
-        if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
-            raise OptionError("the batch size, new tokens and trials must be at least 1")
-        try:
-            GenerationConfig(cache_implementation=self.cache)
-        except ValueError as error:
-            raise OptionError(str(error)) from error
-        if self.is_compiled and self.cache != "static":
-            raise OptionError("compiled passes need a static cache: pass --cache static")
-        if self.temperature < 0:
-            raise OptionError(f"the temperature must be 0 (greedy) or more, not {self.temperature!r}")
+    if options is not None and not isinstance(options, Options):
+        raise OptionError(f"options={options!r:.80} must be a uag.Options, or None; pass single options by name.")
+    known = {option.name for option in fields(Options)}
+    if unknown := [name for name in changes if name not in known]:
+        raise TypeError(
+            f"{owner} got an unexpected keyword argument {unknown[0]!r}; options are {', '.join(sorted(known))}"
+        )
+    return replace(options or Options(), **changes)

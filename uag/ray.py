@@ -1,17 +1,15 @@
-"""Ray Data: generate text for a dataset of prompts on many workers, each with a target and a draft; see docs/ray.md.
+"""Ray Data: generate text for a dataset of prompts on many workers, each with a target and a draft.
 
-A row's result depends only on that row, not on the worker, the order of the rows, or retries: greedy rows equal the
-target's plain greedy decoding of that prompt, sampled rows its plain sampling after
-`torch.manual_seed(row_seed(seed, row id))`.
+A row's result depends only on that row, not on the worker, the order of the rows, or retries. See docs/integrations.md.
 """
 
 import copy
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from uag import forks
 from uag.assistant import Assistant
 from uag.errors import OptionError
 from uag.hf import models
@@ -23,13 +21,9 @@ __all__ = ["BatchGenerator", "row_seed"]
 
 Row = dict[str, Any]
 
-_ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
-"""Errors that a single row can cause by its prompt, its length or its memory use."""
-
-_KINDS = ("output_tokens", "candidate_tokens", "accepted_tokens", "target_forwards", "draft_forwards")
-_STATS = (*(f"num_{kind}" for kind in _KINDS), "total_s")
+_COUNTS = ("output_tokens", "candidate_tokens", "accepted_tokens", "target_forwards", "draft_forwards")
+_STATS = (*(f"num_{count}" for count in _COUNTS), "total_s")
 COLUMNS = ("generated_text", "generated_ids", "generation_error", "generation_seed", "generation_stats")
-"""The columns that are added to a row, in this order."""
 
 
 class BatchGenerator:
@@ -37,15 +31,14 @@ class BatchGenerator:
 
     Adds five columns: `generated_text`; `generated_ids`; `generation_error`, null unless the row failed, in which case
     text and ids are null; `generation_seed`; `generation_stats` (tokens, passes and seconds). Rows are generated one
-    after another, because padding in a batch changes the last bits of the scores.
+    after another: greedy rows equal the target's plain greedy decoding of that prompt, sampled rows its plain sampling
+    after `torch.manual_seed(row_seed(seed, row id))`.
 
     Args:
-        target: hub name or folder of the target; None for the demo's.
-        draft: hub name or folder of the draft; None for the demo's.
+        target, draft: hub names or folders; None for the demo's.
         load: function that loads the pair on the worker instead, for quantized models or a `device_map`.
         dtype, device: see `uag.loading.load_pair`.
-        prompt_column: the column of prompts.
-        id_column: the column that identifies a row, for its seed; None uses `seed` for every row.
+        prompt_column, id_column: the columns of prompts, and of what identifies a row, for its seed.
         seed: seed for all sampling; see `row_seed`.
         is_chat: make each prompt a user turn of the target's chat template.
         assistant_options: options of `uag.Assistant`, as `uag.Options` or by name.
@@ -65,7 +58,7 @@ class BatchGenerator:
         dtype: str | None = None,
         device: str | None = None,
         prompt_column: str = "prompt",
-        id_column: str | None = "id",
+        id_column: str = "id",
         seed: int = 0,
         is_chat: bool = False,
         assistant_options: Options | Mapping[str, Any] | None = None,
@@ -76,26 +69,18 @@ class BatchGenerator:
         self.prompt_column, self.id_column, self.seed, self.is_chat = prompt_column, id_column, seed, is_chat
         self.options = {**generate_options, "max_new_tokens": max_new_tokens}
         options = assistant_options if isinstance(assistant_options, Options) else Options(**(assistant_options or {}))
-        self._check_options(options)
-        self._generator = torch.Generator(pair.target.device)
-        self._lock = threading.Lock()  # threads of a worker share the generator
-        own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
-        self.assistant = Assistant(*own, options=options, generator=self._generator)
-
-    def _check_options(self, options: Options) -> None:
-        """Refuse options that would fail in every row, or make rows depend on each other."""
-        config = copy.deepcopy(self.pair.target.generation_config)
+        config = copy.deepcopy(pair.target.generation_config)
         if unknown := config.update(**self.options):
-            names = ", ".join(map(repr, unknown))
-            raise OptionError(f"{names}: not an option of uag.ray.BatchGenerator or of generate")
-        if config.num_return_sequences not in (None, 1) or (config.num_beams or 1) > 1:
-            raise OptionError("num_return_sequences and num_beams must be 1: a row has one output")
-        if config.return_dict_in_generate:
-            raise OptionError("return_dict_in_generate must be False: a row's output is ids, text and statistics")
+            raise OptionError(f"not an option of uag.ray.BatchGenerator or of generate: {', '.join(unknown)}")
+        if max(config.num_return_sequences or 1, config.num_beams or 1) > 1 or config.return_dict_in_generate:
+            raise OptionError("a row has one output: drop num_return_sequences, num_beams and return_dict_in_generate")
         if options.generator is not None or options.sampling != Options.sampling:
             raise OptionError(
-                "assistant_options accepts no generator and no sampling: a row's sample must depend on its seed alone"
+                "a row's sample depends on its seed alone: drop assistant_options' generator and sampling"
             )
+        self._generator, self._lock = torch.Generator(pair.target.device), forks.turn()  # for a worker's threads
+        own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
+        self.assistant = Assistant(*own, options=options, generator=self._generator)
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch (`pyarrow.Table`, or a dict of columns) as a `pyarrow.Table` with the five columns.
@@ -111,29 +96,27 @@ class BatchGenerator:
         table = batch.drop_columns([name for name in COLUMNS if name in batch.column_names])
         stats = pa.struct([(name, pa.float64() if name == "total_s" else pa.int64()) for name in _STATS])
         types = pa.string(), pa.list_(pa.int64()), pa.string(), pa.int64(), stats
-        schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
-        added = pa.Table.from_pylist(self.generate(table.to_pylist()), schema)
+        added = pa.Table.from_pylist(self.generate(table.to_pylist()), pa.schema(zip(COLUMNS, types, strict=True)))
         for name in COLUMNS:
             table = table.append_column(name, added[name])
         return table
 
     def generate(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-        """Return the five columns of each row, as plain data.
+        """Return the five columns of each row, as plain data; works without Ray.
 
         Raises:
             OptionError: a column is missing.
         """
         for name in (self.prompt_column, self.id_column):
-            if rows and name is not None and name not in rows[0]:
+            if rows and name not in rows[0]:
                 raise OptionError(f"the rows have no column {name!r}; they have {', '.join(map(repr, rows[0]))}")
-        return [self._columns_of(row) for row in rows]
+        return [self._columns_of(row[self.prompt_column], row_seed(self.seed, row[self.id_column])) for row in rows]
 
-    def _columns_of(self, row: Mapping[str, Any]) -> Row:
-        seed = self.seed if self.id_column is None else row_seed(self.seed, row[self.id_column])
+    def _columns_of(self, prompt: Any, seed: int) -> Row:
         columns = dict.fromkeys(COLUMNS) | {"generation_seed": seed}
         try:
-            return columns | self._continue(row[self.prompt_column], seed)
-        except _ROW_ERRORS as error:
+            return columns | self._continue(prompt, seed)
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:  # by the prompt, its length, or its memory
             if isinstance(error, getattr(torch, "AcceleratorError", ())):
                 raise  # the device is lost for this process
             return columns | {"generation_error": f"{type(error).__name__}: {error}"}
@@ -142,19 +125,13 @@ class BatchGenerator:
         if not isinstance(prompt, str):
             raise TypeError(f"the prompt must be a string, not {prompt!r}")
         pair, inputs = self.pair, encode(self.pair, [prompt], is_chat=self.is_chat)
-        size, num_new = inputs["input_ids"].shape[1], self.options["max_new_tokens"]
-        if not pair.is_encoder_decoder and size + num_new > (most := models.max_positions(pair.target)):
-            raise ValueError(
-                f"the prompt has {size} tokens, with max_new_tokens={num_new} it exceeds the {most} positions of the "
-                "target"
-            )
+        size = inputs["input_ids"].shape[1] + self.options["max_new_tokens"]
+        if not pair.is_encoder_decoder and size > (most := models.max_positions(pair.target)):
+            raise ValueError(f"the prompt and max_new_tokens need {size} of the {most} positions of the target")
         with self._lock:
             self._generator.manual_seed(seed)
             sequences = self.assistant.generate(pair.target, **inputs, **self.options)
-            stats = self.assistant.stats
+            stats = {name: getattr(self.assistant.stats, name) for name in _STATS}
         ids = sequences[0, pair.prompt_width(inputs) :].tolist()
-        return {
-            "generated_text": pair.target_tokenizer.decode(ids, skip_special_tokens=True),
-            "generated_ids": ids,
-            "generation_stats": {name: getattr(stats, name) for name in _STATS},
-        }
+        text = pair.target_tokenizer.decode(ids, skip_special_tokens=True)
+        return {"generated_text": text, "generated_ids": ids, "generation_stats": stats}

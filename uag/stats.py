@@ -1,13 +1,13 @@
 """Statistics of a call: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
 
 import logging
-import threading
 import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from uag import forks
 from uag.errors import UnsupportedError
 
 logger = logging.getLogger("uag")
@@ -56,8 +56,6 @@ class Stats(RowStats):
         waited_s: seconds for which this thread waited for a free core, on Linux; 0 elsewhere, and for calls that
             transformers' own loop ran.
         total_s: seconds of the decoding loop.
-        candidates_by_position: number of candidates checked at position 1, 2, ... of a round.
-        accepted_by_position: number of candidates accepted at position 1, 2, ... of a round.
         candidates_by_source: candidates checked, by source: "draft model", "prompt", "prediction", "source", or the
             name that a custom drafter gives.
         accepted_by_source: candidates that became output, by source.
@@ -85,8 +83,6 @@ class Stats(RowStats):
     first_token_s: float = 0.0
     waited_s: float = 0.0
     total_s: float = 0.0
-    candidates_by_position: list[int] = field(default_factory=list)
-    accepted_by_position: list[int] = field(default_factory=list)
     candidates_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     rows: list[RowStats] = field(default_factory=list, repr=False)
@@ -120,15 +116,12 @@ class Stats(RowStats):
         for tally in (self, self.rows[row]):
             tally.num_candidate_tokens += len(candidates)
             tally.num_accepted_tokens += num_accepted
-        for position, source in enumerate(candidates):
-            if position == len(self.candidates_by_position):
-                self.candidates_by_position.append(0)
-                self.accepted_by_position.append(0)
-            self.candidates_by_position[position] += 1
-            self.candidates_by_source[source] = self.candidates_by_source.get(source, 0) + 1
-            if position < num_accepted:
-                self.accepted_by_position[position] += 1
-                self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
+        for counts, sources in (
+            (self.candidates_by_source, candidates),
+            (self.accepted_by_source, candidates[:num_accepted]),
+        ):
+            for source in sources:
+                counts[source] = counts.get(source, 0) + 1
 
     def count_row(self, row: int, sources: list[str]) -> None:
         """Add the output of a row, at the end of the call: the source of each token, without padding."""
@@ -218,7 +211,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 _warned: set[str] = set()
 

@@ -1,15 +1,16 @@
 """Conformance checks of drafters: what uag tests its own sources of candidates for."""
 
-import copy
 import gc
-import threading
+import pickle
+import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import index
 from typing import Any
 
+import numpy as np
 import torch
 
 from uag.assistant import Assistant
@@ -26,7 +27,10 @@ _TEXTS = (
 )
 
 _NUM_TOKENS, _NUM_CANDIDATES = 10, 4
-"""Output tokens of a call, and candidates of a round. Increase to check more rounds; decrease to save time."""
+"""Output tokens of a call, and candidates of a round."""
+
+_SEED = 4_294_967_311
+"""The default generator's, which no drafter sets itself."""
 
 _STEP_OF_ERROR = 5
 """Output tokens before the error of the call that fails: enough for some rounds."""
@@ -39,10 +43,9 @@ def check_drafter(
 ) -> list[str]:
     """Check that a drafter keeps the contract of `uag.drafting.Drafter`, in some short calls.
 
-    Checked are: what it proposes, for one row and several, greedy and sampled; that the output and the random generator
-    are plain decoding's; that rows are kept apart; that it works after a call that failed; that it changes neither its
-    arguments nor settings of PyTorch; that no prompt, request or thread remains after a call; and that copies of it, as
-    each thread needs one, work at the same time.
+    Checked are: what it proposes, for one row and several, greedy and sampled; that the output and the generators of
+    random numbers are plain decoding's; that rows are kept apart; that it works after a call that failed; that it does
+    not change its arguments; and that it keeps no prompt, output or request after a call.
 
     Args:
         drafter: the drafter. It learns from these calls as from others.
@@ -70,52 +73,30 @@ def check_drafter(
         prompts = [tokenizer(text)["input_ids"] for text in _TEXTS]
     if isinstance(drafter, TextDrafter):
         drafter = drafter.serving(adapter_of(tokenizer))
-    run, rows = _Calls(target).run, [list(prompt) for prompt in prompts]
+    run, rows, name = _Calls(target).run, [list(prompt) for prompt in prompts], type(drafter).__name__
     drafter.release()  # also called if the call fails before `start`
     calls = [
         run(drafter, rows[:1]),
         run(drafter, rows[:1], num_candidate_tokens=None),
         run(drafter, rows, do_sample=True),
     ]
-    run(drafter, rows[:1], fails=True)
-    run(drafter, rows[:1])
     num_accepted = sum(call.stats.num_accepted_tokens for call in calls)
     notes = [f"{num_accepted} of {sum(call.stats.num_candidate_tokens for call in calls)} candidates were accepted"]
     if num_dropped := sum(call.num_dropped for call in calls):
         notes.append(f"{num_dropped} candidates beyond the limits of `ask` were dropped")
-    return [*notes, *_check_copies(drafter, run, rows)]
-
-
-def _check_copies(drafter: Drafter, run: "Callable[..., _Watched]", rows: Lines) -> list[str]:
-    """Compare what copies propose alone, in a batch, after a failed call, and at the same time."""
-    name = type(drafter).__name__
-    try:
-        copies = [copy.deepcopy(drafter) for _ in range(2 + len(rows))]
-    except Exception as error:  # noqa: BLE001 - drafters may hold anything
-        return [
-            f"it cannot be copied ({error!r:.80}), so rows and threads were not compared; create one for each thread"
-        ]
-    alone = [run(copies[0], [row]).rounds for row in rows]
-    if alone != [run(copies[0], [row]).rounds for row in rows]:
-        return ["its proposals change from call to call, so those of rows and threads were not compared"]
-    together = run(copies[1], rows[::-1]).rounds
+    alone = [run(drafter, [row]).rounds for row in rows]
+    run(drafter, rows[:1], fails=True)
+    again = [run(drafter, [row]).rounds for row in rows]
+    if again[0] != alone[0] and again[1:] == alone[1:]:
+        raise DrafterError(f"{name} proposes something else after a call that failed: `release` must forget all rows.")
+    if again != alone:
+        return [*notes, "its proposals change from call to call, so those of rows were not compared"]
+    together = run(drafter, rows[::-1]).rounds
     for row, (line, of_batch) in enumerate(zip(alone, together[0][::-1] if together else [], strict=False)):
         size = min(len(line[0][0]), len(of_batch)) if line else 0
         if line and line[0][0][:size] != of_batch[:size]:
             raise DrafterError(f"{name} proposes {of_batch} for row {row} of a batch, and {line[0][0]} for it alone.")
-    run(copies[1], rows[:1], fails=True)
-    if run(copies[1], rows[:1]).rounds != alone[0]:
-        raise DrafterError(f"{name} proposes something else after a call that failed: `release` must forget all rows.")
-    at_once = partial(run, barrier=threading.Barrier(len(rows)))
-    with ThreadPoolExecutor(len(rows)) as pool:
-        try:
-            is_same = [call.rounds for call in pool.map(at_once, copies[2:], [[row] for row in rows])] == alone
-            problem = "" if is_same else "propose something else"
-        except Exception as error:  # noqa: BLE001 - whatever the drafter raises
-            problem = f"raise {error!r:.80}"
-    if problem:
-        raise DrafterError(f"Copies of {name} {problem} while other copies work: they share state.")
-    return []
+    return notes
 
 
 class _CallError(Exception):
@@ -133,13 +114,12 @@ class _Calls:
         self,
         drafter: Drafter,
         prompts: Lines,
-        barrier: threading.Barrier | None = None,
         *,
         num_candidate_tokens: int | None = _NUM_CANDIDATES,
         fails: bool = False,
         do_sample: bool = False,
     ) -> "_Watched":
-        name, watched = type(drafter).__name__, _Watched(drafter, barrier)
+        name, watched = type(drafter).__name__, _Watched(drafter)
         given: dict[str, Any] = {**pad_left(prompts, 0, self._target.device), "do_sample": do_sample}
         given |= {"max_new_tokens": _NUM_TOKENS, "pad_token_id": 0}
         if (key := repr((prompts, do_sample))) not in self._plain:
@@ -148,17 +128,13 @@ class _Calls:
         if fails:
             given["logits_processor"] = [partial(_fail, given["input_ids"].shape[1] + _STEP_OF_ERROR)]
         assistant = Assistant(None, drafter=watched, num_candidate_tokens=num_candidate_tokens)
-        before, generate = _settings(), partial(assistant.generate, self._target)
-        try:
-            # Calls that run at the same time share the default generator.
-            ids, draws = (generate(**given), plain_draws) if barrier else _drawn(generate, given)
+        with _others_alone(name), suppress(_CallError):
+            ids, draws = _drawn(partial(assistant.generate, self._target), given)
             if not torch.equal(ids, plain_ids):
                 raise DrafterError(f"With {name}, the output differs from plain decoding's.")
             if draws != plain_draws:
                 raise DrafterError(f"{name} advances the default generator of random numbers.")
-        except _CallError:
-            pass
-        watched.check_end(before)
+        watched.check_end()
         watched.stats = assistant.stats
         return watched
 
@@ -166,7 +142,7 @@ class _Calls:
 def _drawn(generate: Any, given: dict[str, Any]) -> tuple[torch.Tensor, list[float]]:
     """Return the ids of a call after a fixed seed, and the next random numbers."""
     with torch.random.fork_rng(devices=[] if given["input_ids"].device.type == "cpu" else None):
-        torch.manual_seed(11)
+        torch.manual_seed(_SEED)
         return generate(**given), torch.rand(4).tolist()
 
 
@@ -176,12 +152,19 @@ def _fail(length: int, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.T
     return scores
 
 
-def _settings() -> dict[str, Any]:
-    return {
-        "the default dtype": torch.get_default_dtype(),
-        "the default device": torch.get_default_device(),
-        "the number of threads": torch.get_num_threads(),
-    }
+@contextmanager
+def _others_alone(name: str) -> Iterator[None]:
+    """Check that a drafter leaves the global generators of Python and NumPy alone."""
+    saved = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        random.random(), np.random.random()  # noqa: NPY002 - no seed leads to this state
+        before = random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
+        yield
+        if (random.getstate(), pickle.dumps(np.random.get_state())) != before:  # noqa: NPY002
+            raise DrafterError(f"{name} seeds or advances the generator of `random` or NumPy. Use one of its own.")
+    finally:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])  # noqa: NPY002
 
 
 class _Watched(Drafter):
@@ -193,16 +176,14 @@ class _Watched(Drafter):
         stats: the statistics of the call, once it has ended.
     """
 
-    def __init__(self, drafter: Drafter, barrier: threading.Barrier | None) -> None:
-        self.drafter, self._barrier = drafter, barrier  # other calls run at the same time if there is a barrier
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
         self.strategy, self.source = drafter.strategy, drafter.source
         self.has_free, self.draws = drafter.has_free, drafter.draws
-        self.finish, self.release = drafter.finish, drafter.release  # type: ignore[method-assign]
         self.rounds: list[Lines] = []
         self.num_dropped = 0
         self.stats = Stats()
         self._passed: list[tuple[str, weakref.ref[Any]]] = []
-        self._threads = set(threading.enumerate())
 
     def _fail(self, what: str) -> None:
         raise DrafterError(f"{type(self.drafter).__name__}{what}")
@@ -212,20 +193,13 @@ class _Watched(Drafter):
         return self.drafter.counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
-        lent = [_Ids(prompt) for prompt in prompts]
-        self._passed += [("a prompt", weakref.ref(prompt)) for prompt in lent]
-        self.drafter.start(lent, source_ids)
-        if lent != list(prompts):
-            self._fail(".start changes the prompts; copy them.")
-        if self._barrier is not None:
-            self._barrier.wait(60)
+        with self._watch("start", "a prompt", prompts) as lent:
+            self.drafter.start(lent, source_ids)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         self._passed.append(("an `Ask`", weakref.ref(ask)))
-        state = torch.get_rng_state()
-        lines = self.drafter.propose(ask)
-        if not (self._barrier or self.draws or torch.equal(state, torch.get_rng_state())):
-            self._fail(".propose draws random numbers, although `draws` is False. Remove that, or use a generator.")
+        with self._watch("propose"):
+            lines = self.drafter.propose(ask)
         num_rows = len(ask.budgets)
         if not isinstance(lines, Sequence) or len(lines) != num_rows:
             self._fail(f".propose returns {lines!r:.80}: return a list of proposals for each of {num_rows} rows.")
@@ -254,22 +228,37 @@ class _Watched(Drafter):
             yield "free candidates, although `has_free` is False."
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        lent = list(output_ids)
-        self.drafter.accept(row, num_accepted, lent)
-        if lent != list(output_ids):
-            self._fail(".accept changes the output ids; copy them.")
+        with self._watch("accept", "output ids", [output_ids]) as (lent,):
+            self.drafter.accept(row, num_accepted, lent)
 
-    def check_end(self, before: dict[str, Any]) -> None:
-        """Check what is left after a call; `before` are the settings before it."""
-        for name, value in _settings().items():
-            if value != before[name]:
-                self._fail(f" changes {name} from {before[name]} to {value}.")
+    def finish(self, outputs: Sequence[Sequence[int]]) -> None:
+        with self._watch("finish", "an output", outputs) as lent:
+            self.drafter.finish(lent)
+
+    def release(self) -> None:
+        with self._watch("release"):
+            self.drafter.release()
+
+    @contextmanager
+    def _watch(self, method: str, what: str = "", given: Sequence[Sequence[int]] = ()) -> Iterator[list[list[int]]]:
+        """Lend a method copies of ids, and check that it neither changes them nor uses the default generator."""
+        lent: list[list[int]] = [_Ids(ids) for ids in given]
+        self._passed += [(what, weakref.ref(ids)) for ids in lent]
+        seed, state = torch.initial_seed(), torch.get_rng_state()
+        yield lent
+        if lent != [list(ids) for ids in given]:
+            self._fail(f".{method} changes {what}; copy it.")
+        if torch.initial_seed() != seed:
+            self._fail(f".{method} seeds the default generator. Use a generator of its own.")
+        if not (self.draws or torch.equal(state, torch.get_rng_state())):
+            self._fail(f".{method} draws random numbers, although `draws` is False. Remove that, or use a generator.")
+
+    def check_end(self) -> None:
+        """Check that nothing of the call is kept."""
         if any(passed() is not None for _, passed in self._passed):
             gc.collect()  # a circle of references is no fault
         if kept := [name for name, passed in self._passed if passed() is not None]:
             self._fail(f" keeps {kept[0]} after `release`, which must free the memory of a call.")
-        if not self._barrier and (left := set(threading.enumerate()) - self._threads):
-            self._fail(f" leaves threads behind after `release`: {', '.join(thread.name for thread in left)}.")
 
 
 class _Ids(list[int]):

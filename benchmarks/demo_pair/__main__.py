@@ -2,7 +2,7 @@
 
 The target is grown: a shallow stack is trained first, then every layer is doubled, twice, since a pass at batch 1 costs
 time per layer while training costs time per weight. The draft learns the library first and is then distilled:
-`uag.distill` lets the target write, and the draft learns that.
+`examples/distill.py` lets the target write, and the draft learns that.
 
     python -m benchmarks.demo_pair --out uag/demo --work /tmp/demo-work                # everything
     python -m benchmarks.demo_pair --out /tmp/demo --work /tmp/demo-work --scale 0.05  # a smoke run

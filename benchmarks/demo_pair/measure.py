@@ -1,4 +1,4 @@
-"""What the model card reports of the packaged models; the distillation reports accuracy, and `uag demo` speed."""
+"""What the model card reports of the packaged models; the distillation reports acceptance, and `uag demo` speed."""
 
 import json
 import logging

@@ -15,7 +15,8 @@ from benchmarks.demo_pair.library import split_library
 from benchmarks.demo_pair.models import doubled, draft_config, target_config
 from benchmarks.demo_pair.refine import Lines, OwnTexts
 from benchmarks.demo_pair.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
-from uag.distill import distill
+from examples.distill import distill
+from uag.bench import Prompt, read_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ NUM_PROMPTS, NUM_HELD_OUT, NUM_PROMPT, NUM_WRITTEN = (
 _REFINE_RATE, _GROWTH_RATE = 0.1, 0.02
 """Shares of the first rates: higher forget more of the library, lower need more steps."""
 
-TEMPERATURES, NUM_EPOCHS = (0.0, 0.7, 1.0), 3
+TEMPERATURES, NUM_EPOCHS, NUM_WRITTEN_AT_ONCE = (0.0, 0.7, 1.0), 3, 256
 
 
 def _library_in(tokenizer: Tokenizer, eos: str) -> tuple[Tensor, Callable[[LlamaForCausalLM], float]]:
@@ -91,21 +92,19 @@ def distill_stage(work: Path, scale: float) -> None:
     wrapped(tokenizer, TARGET_EOS).save_pretrained(work / "target")
     train, held_out = (encode_modules(tokenizer, TARGET_EOS, part) for part in split_library())
     num_prompts = math.ceil(scale * NUM_PROMPTS)
-    result = distill(
+    before, after = distill(
         str(work / "target"),
         str(work / "draft"),
         work / "distilled",
-        prompts=_texts(tokenizer, windows(train, 1_000_000, num_prompts, NUM_PROMPT - 1)),
-        held_out=_texts(tokenizer, windows(held_out, 0, NUM_HELD_OUT, NUM_PROMPT - 1)),
-        temperatures=TEMPERATURES,
-        max_new_tokens=NUM_WRITTEN,
-        texts_at_once=256,
-        seed=SEED,
-        training={"num_train_epochs": NUM_EPOCHS, "per_device_train_batch_size": 2 * BATCH, "seed": SEED},
-        patience=0,
+        _texts(tokenizer, windows(train, 1_000_000, num_prompts, NUM_PROMPT - 1)),
+        _texts(tokenizer, windows(held_out, 0, NUM_HELD_OUT, NUM_PROMPT - 1)),
+        TEMPERATURES,
+        NUM_WRITTEN,
+        NUM_WRITTEN_AT_ONCE,
+        {"num_train_epochs": NUM_EPOCHS, "per_device_train_batch_size": 2 * BATCH, "seed": SEED},
     )
-    logger.info(result.verdict)
+    logger.info(f"accepted: {before:.1%} of the candidates before, {after:.1%} after")
 
 
-def _texts(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    return [tokenizer.decode(row, skip_special_tokens=False) for row in ids.tolist()]
+def _texts(tokenizer: Tokenizer, ids: Tensor) -> list[Prompt]:
+    return read_prompts([tokenizer.decode(row, skip_special_tokens=False) for row in ids.tolist()])

@@ -30,11 +30,12 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    options = bench.BenchOptions(arm_names=("plain", "transformers", "uag"), num_trials=3)
+    options = bench.BenchOptions(arm_names=("plain", "uag-no-draft", "uag", "transformers"), num_trials=3)
     pair, prompts = load_pair(), bench.spread(bench.heldout_prompts(), 3)
-    summaries = bench.summarize(list(bench.measure(pair, prompts, options)))
-    verdict = bench.verdict(summaries)
-    if any(summary.refusal for summary in summaries):
+    records = list(bench.measure(pair, prompts, options))
+    found = bench.conclusions(records)
+    verdict = "\n".join(bench.lines(found))
+    if not found["is_equal"]:
         raise SystemExit(verdict)
     assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     showcase = bench.complete(pair, assistant, prompts[0].text, max_new_tokens=options.max_new_tokens)
@@ -43,9 +44,7 @@ def main() -> None:
     console.print("$ uag demo", style="bold")
     console.print(cut(bench.colored(showcase)))
     console.print()
-    console.print(
-        bench.summary_table(summaries, title=f"{options.max_new_tokens} new tokens, greedy, arms interleaved")
-    )
+    console.print(bench.summary_table(records, title=f"{options.max_new_tokens} new tokens, greedy, arms in turns"))
     console.print(verdict, highlight=False, style="bold")
     PICTURE.write_text(portable(console.export_svg(title="", theme=MONOKAI, unique_id="demo")), encoding="utf-8")
     print(f"{PICTURE}: {verdict}")

@@ -55,7 +55,7 @@ def expected() -> dict[str, list[int]]:
 
 
 def generate(folder: Path, generator: type[uag.ray.BatchGenerator]) -> None:
-    """Run the pipeline of docs/ray.md with two workers, one on each raylet."""
+    """Run the pipeline of docs/integrations.md with two workers, one on each raylet."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
     DataContext.get_current().checkpoint_config = CheckpointConfig("id", str(folder / "progress"))

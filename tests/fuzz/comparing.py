@@ -18,10 +18,11 @@ import transformers
 import uag
 from tests.fuzz.case import Case, DifferenceError
 from tests.fuzz.options import REFUSED, arguments, prompts
+from tests.fuzz.rounding import is_rounding
 from tests.fuzz.sources import DRAFTS, door_of, draft_of, use
 from tests.fuzz.targets import assist, built, changed
 from tests.support.differences import differences
-from uag.bench.equality import first_difference, is_rounding
+from uag.bench.equality import first_difference
 from uag.errors import UagError
 from uag.hf.cache import growing
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 import uag
-from benchmarks.replay import Replay
+from benchmarks.replay import Replay, Text
 from tests.support.calls import OracleDrafter, seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.models import tiny_of_class
 from tests.support.tiny_classes import class_names
-from uag.distill.writing import Text
 from uag.drafting import ModelDrafter
 from uag.errors import UagError
 from uag.hf import models

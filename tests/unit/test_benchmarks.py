@@ -1,6 +1,7 @@
 """The scripts in benchmarks/ import, show their usage, and compute."""
 
 import importlib
+import itertools
 import json
 import re
 import runpy
@@ -16,6 +17,7 @@ import torch
 
 from benchmarks.demo_pair.fit import orthogonal
 from benchmarks.demo_pair.library import strip_prose
+from uag.kernels import kernel
 from uag.loading import demo_folder
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -57,34 +59,64 @@ def test_a_table_shows_the_environment_and_missing_figures(tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert "plain  -\nuag  1.50\n" in shown
     assert f"torch {metadata.version('torch')}" in shown
-    assert shown.rstrip().endswith("float32")
+    assert shown.splitlines()[-1].startswith(f"commit {load('common').commit()}; float32; ")
     assert len([line for line in arguments.output.read_text().splitlines() if '"commit"' in line]) == 2
 
 
-def test_real_pairs_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def readme_and_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
+    """README.md after real_pairs.py has measured the demo pair and written its table there, and what it measured."""
+    folder = tmp_path_factory.mktemp("real")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        module = load("real_pairs")
+        patch.setattr(torch, "set_num_threads", lambda _: None)
+        patch.setattr(module, "ROOT", folder)
+        (folder / "README.md").write_text(
+            (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8"), encoding="utf-8"
+        )
+        draft, output = demo_folder("draft"), str(folder / "rows.jsonl")
+        flags = ["--tokens", "4", "6", "--prompts", "1", "--file", "/no/such/file"]
+        patch.setattr("sys.argv", ["real_pairs.py", f"{draft}<-{draft}", *flags, "--output", output])
+        module.main()
+        patch.setattr("sys.argv", ["real_pairs.py", "--readme", output])
+        module.main()
+        return (folder / "README.md").read_text(encoding="utf-8"), module.read(Path(output))
+
+
+def test_real_pairs_are_measured_with_every_arm_dtype_and_length(readme_and_rows: tuple[str, list[Any]]) -> None:
+    _, rows = readme_and_rows
+    arms = ["plain", "uag-no-draft", "uag", "uag-lookup", "uag-draft", "uag-useless", "transformers"]
+    calls = itertools.product(("float32", "bfloat16"), (4, 6), arms)
+    assert [(row["dtype"], row["num_tokens"], row["arm"]) for row in rows] == list(calls)
+    assert all(row["refusal"] is None and row["speed_up"] > 0 for row in rows)
+    assert {"commit", "versions", "hardware"} <= rows[0].keys()
+    assert len(json.dumps(rows[0])) < 2000
+
+
+def test_the_table_of_a_file_is_written_into_the_readme(readme_and_rows: tuple[str, list[Any]]) -> None:
+    text, rows = readme_and_rows
     module = load("real_pairs")
-    for half, name in zip(("target", "draft"), module.PAIRS["qwen0.5b<-smollm2"], strict=True):
-        (tmp_path / name).symlink_to(demo_folder(half))
-    (tmp_path / "code.jsonl").write_text(json.dumps({"task_id": "1", "prompt": "def add(a, b):\n    return a + "}))
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    output = tmp_path / "rows.jsonl"
-    flags = "--prompts 1 --tokens 4 --trials 1 --arms uag uag-gguf uag-no-draft --temperatures 0 0.7"
-    files = ["--output", str(output), "--humaneval", str(tmp_path / "code.jsonl"), "--spec-bench", "/no/such/file"]
-    command = ["real_pairs.py", str(tmp_path), *flags.split(), "--pairs", "qwen0.5b<-smollm2", *files]
-    monkeypatch.setattr("sys.argv", command)
-    module.main()
-    shown = capsys.readouterr().out
-    assert "uag-gguf: skipped: " in shown
-    assert "Spec-Bench: skipped, no file /no/such/file" in shown
-    assert "HumanEval (raw), greedy: 1 prompts x 4 tokens" in shown
-    assert re.search(r"uag [\d.]+x: [\d.]+ from uag's own passes, [\d.]+ from drafting", shown)
-    assert torch.backends.cpu.get_cpu_capability() in shown
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    expected = [(arm, temperature) for temperature in (0.0, 0.7) for arm in ("plain", "uag", "uag-no-draft")]
-    assert [(row["arm"], row["temperature"]) for row in rows] == expected
-    assert all(row["refusal"] is None and row["num_output_tokens"] == 4 for row in rows)
+    (table,) = module.TABLE.findall(text)
+    assert table == module.markdown(rows)
+    lines = table.splitlines()
+    assert len(lines) == 2 + 4 + 2
+    assert lines[2].startswith(f"| float32 | draft <- draft | 4 | {rows[0]['tokens_per_s']:.1f} | ")
+    assert f"{rows[2]['speed_up']:.2f}" in lines[2]
+    assert f"kernels {kernel.LEVEL or 'off'}, " in lines[-1]
+    changed = text.replace(lines[2], lines[2].replace(f"{rows[0]['tokens_per_s']:.1f}", "99999.0"))
+    assert module.TABLE.findall(changed) != [module.markdown(rows)]
+    unchanged = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8")
+    assert module.TABLE.sub("", text) == module.TABLE.sub("", unchanged)
+
+
+def test_the_readme_has_the_table_of_the_last_results() -> None:
+    module = load("real_pairs")
+    (table,) = module.TABLE.findall((BENCHMARKS.parent / "README.md").read_text(encoding="utf-8"))
+    files = sorted(module.RESULTS.glob("*.jsonl"))
+    if not files:
+        pytest.skip("no results are stored yet in benchmarks/results")
+    assert table == module.markdown(module.read(files[-1])), f"run: benchmarks/real_pairs.py --readme {files[-1]}"
 
 
 @pytest.mark.slow

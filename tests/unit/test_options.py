@@ -2,15 +2,17 @@
 
 import inspect
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 import uag
 from tests.support.calls import pair
 from uag import installing
-from uag.cli import common, generate, measuring, serve
+from uag.bench import BenchOptions
+from uag.cli import generate, measuring, serve
 from uag.errors import OptionError
-from uag.options import BenchOptions, Options
+from uag.options import Options
 
 
 def test_an_assistant_takes_an_object_names_or_both() -> None:
@@ -23,6 +25,22 @@ def test_an_assistant_takes_an_object_names_or_both() -> None:
     assert not shared.trust_changes  # the caller's object is copied
 
 
+@pytest.mark.parametrize("wrong", [{}, {"memory": True}, [], 3, "x", BenchOptions])
+def test_what_is_no_options_object_is_refused(wrong: Any) -> None:
+    with pytest.raises(OptionError, match=r"options=.* must be a uag\.Options, or None"):
+        uag.Assistant(None, options=wrong)
+
+
+def test_an_unknown_option_names_the_function_that_got_it() -> None:
+    with pytest.raises(
+        TypeError, match=r"Assistant\(\) got an unexpected keyword argument 'nonsense'; options are comp"
+    ):
+        uag.Assistant(None, nonsense=3)
+    with pytest.raises(TypeError, match=r"install\(\) got an unexpected keyword argument 'nonsense'"):
+        uag.install(nonsense=3)
+    assert installing._options == Options()
+
+
 def test_install_hands_every_option_to_its_assistants() -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
@@ -32,7 +50,7 @@ def test_install_hands_every_option_to_its_assistants() -> None:
         for options in ({"memory": True, "num_candidate_tokens": 2}, {"min_confidence": 0.75}):
             uag.install(**options)
             assert target.generate(**given, assistant_model=draft, **tokenizers).tolist() == expected
-        (assistant,) = installing._assistants[draft][target]
+        _, (assistant,) = installing._assistants[draft][target]
         assert assistant.memory is not None
         assert (assistant.lookahead.fixed, assistant.lookahead.min_confidence) == (2, 0.75)
         with pytest.raises(OptionError, match="own_kernels=3 must be True or False"):
@@ -43,21 +61,16 @@ def test_install_hands_every_option_to_its_assistants() -> None:
 
 
 def test_flags_have_the_defaults_of_their_options() -> None:
-    defaults = {field.name: field.default for field in fields(BenchOptions)}
-    assert common._FLAGS.keys() <= defaults.keys()
-    for command, kind, changed in (
-        (measuring.bench, BenchOptions, {}),
-        (measuring.doctor, BenchOptions, {"num_trials": 1}),
-        (generate.generate, Options, {}),
-        (serve.serve, Options, {}),
+    named = {"num_trials", "max_new_tokens", "batch_size", "temperature", "seed", "is_chat", "cache", "is_compiled"}
+    for command, kind, names in (
+        (measuring.bench, BenchOptions, {*named, "minutes", "compile_draft", "draft_independent"}),
+        (measuring.doctor, BenchOptions, named - {"num_trials"}),
+        (generate.generate, Options, {"compile_draft", "draft_independent"}),
+        (serve.serve, Options, {"compile_draft", "draft_independent"}),
     ):
-        flags = {
-            name: parameter.default
-            for name, parameter in inspect.signature(command).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        expected = {field.name for field in fields(kind)} & common._FLAGS.keys()
-        assert flags == {name: defaults[name] for name in expected} | changed
+        defaults = {field.name: field.default for field in fields(kind)}
+        flags = inspect.signature(command).parameters
+        assert {name: flags[name].default for name in names} == {name: defaults[name] for name in names}
 
 
 def test_options_of_a_benchmark_are_those_of_its_assistants() -> None:

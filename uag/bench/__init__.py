@@ -2,14 +2,15 @@
 
 from uag.bench.arms import Arm, assisted, build_arms, is_output
 from uag.bench.completion import Completion, colored, complete
+from uag.bench.drafts import load_pairs, losses
 from uag.bench.measuring import measure
+from uag.bench.options import ARM_NAMES, BenchOptions
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
-from uag.bench.ranking import advice, rank
-from uag.bench.report import ArmSummary, Record, summarize, summary_table, verdict
-from uag.options import ARM_NAMES, BenchOptions
+from uag.bench.record import Record, describe_environment, environment_line
+from uag.bench.report import by_arm, conclusions, lines, speed, summary_table
 
 __all__ = [
-    "ARM_NAMES", "Arm", "ArmSummary", "BenchOptions", "Completion", "Prompt", "Record", "advice", "assisted",
-    "build_arms", "colored", "complete", "heldout_prompts", "is_output", "measure", "rank", "read_prompts",
-    "spread", "summarize", "summary_table", "verdict",
+    "ARM_NAMES", "Arm", "BenchOptions", "Completion", "Prompt", "Record", "assisted", "build_arms", "by_arm", "colored",
+    "complete", "conclusions", "describe_environment", "environment_line", "heldout_prompts", "is_output", "lines",
+    "load_pairs", "losses", "measure", "read_prompts", "speed", "spread", "summary_table",
 ]  # fmt: skip

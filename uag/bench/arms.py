@@ -1,36 +1,40 @@
 """The arms of a benchmark: ways to generate, all called and counted in the same way.
 
 plain            the target alone, `model.generate`
+uag-no-draft     uag's passes alone: its kernels, no draft and no lookup
+uag              uag with the draft, and lookup where it promises more
+uag-lookup       uag with lookup in the prompt, without the draft
+uag-draft        uag with the draft, without lookup
+uag-useless      uag with a draft whose candidates are all replaced by wrong ones
 transformers     transformers' own assisted generation with the same draft
 prompt-lookup    transformers' own n-gram lookup in the prompt
-uag-no-draft     uag's passes alone: fast matrix products, no draft and no lookup
-uag              uag
 """
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 
 from uag.assistant import Assistant
+from uag.bench.options import ARM_NAMES, LOOKUP, USELESS, WITHOUT_DRAFT, BenchOptions
+from uag.drafting import Ask, Counts, Drafter, Pairing, PromptLookup
 from uag.gguf import GgufDraft
 from uag.hf import passes
 from uag.hf.devices import synchronize
 from uag.loading import Pair
-from uag.options import BenchOptions, Options
+from uag.proposal import Proposal
 from uag.stats import Stats
 
-WITHOUT_DRAFT = "uag-no-draft"
-
 NUM_LOOKUP_TOKENS = 10
-"""Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
+"""Tokens that transformers' prompt lookup copies."""
 
 _COUNTS = ("num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens")
+_OF_EACH_DRAFT = ("uag", "uag-draft", "transformers")
 
 
 @dataclass(frozen=True)
@@ -41,43 +45,82 @@ class Arm:
         name: shown in tables.
         generate: called with the arguments of `model.generate`.
         stats: returns the statistics of the last call; if None, a hook on the target counts passes.
-        note: why the output may differ from the reference's; empty if it must be equal.
-        reference: name of an earlier arm that the output is compared with.
+        note: why the output may differ from plain decoding's; empty if it must be equal.
+        draft: name of its draft; empty if there is none.
     """
 
     name: str
     generate: Callable[..., Any]
     stats: Callable[[], Stats] | None = None
     note: str = ""
-    reference: str = "plain"
+    draft: str = ""
 
 
-def build_arms(pair: Pair, options: BenchOptions) -> list[Arm]:
-    """Build the arms of a benchmark; with `draft_independent`, uag-no-draft is the reference of the arm uag."""
-    target, tokenizer = pair.target, pair.target_tokenizer
-    lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
-    assistant = partial(Assistant, pair.draft, pair.draft_tokenizer, tokenizer, options=options)
-    builders: dict[str, Callable[[], Arm]] = {
-        "plain": lambda: Arm("plain", target.generate),
-        "transformers": lambda: Arm("transformers", _transformers_own(pair)),
-        "prompt-lookup": lambda: Arm("prompt-lookup", lookup),
-        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, options),
-        "uag": lambda: assisted("uag", assistant(), target),
-    }
-    return [builders[name]() for name in options.arm_names]
+class _Useless(Drafter):
+    """A draft of which nothing is accepted: another drafter's candidates, each replaced by a distant id."""
+
+    strategy, source, has_free = "useless", "useless draft", False
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter, self.draws = drafter, drafter.draws
+
+    @property
+    def counts(self) -> Counts:
+        return self._drafter.counts
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
+        self._drafter.start(prompts, source_ids)
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        size = ask.vocab_size
+        lines = self._drafter.propose(ask)
+        return [[replace(each, target_id=(each.target_id + size // 2) % size) for each in line] for line in lines]
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
+        self._drafter.accept(row, 0, output_ids)  # none of them was its candidate
+
+    def release(self) -> None:
+        self._drafter.release()
+
+
+def build_arms(pair: Pair, options: BenchOptions, others: Sequence[Pair] = ()) -> list[Arm]:
+    """Return the arms of `options`, in the order of `ARM_NAMES`; plain decoding is always the first.
+
+    `others` are the same target with other drafts, each of which gets arms of its own.
+    """
+    chosen = {"plain", *options.arm_names, *([WITHOUT_DRAFT] if options.draft_independent else ())}
+    return [
+        _build(name, each, options)
+        for name in ARM_NAMES
+        if name in chosen
+        for each in (pair, *(others if name in _OF_EACH_DRAFT else ()))
+    ]
+
+
+def _build(name: str, pair: Pair, options: BenchOptions) -> Arm:
+    target, tokenizer, drafts = pair.target, pair.target_tokenizer, (pair.draft, pair.draft_tokenizer)
+    if name == "plain":
+        return Arm(name, target.generate)
+    if name == "transformers":
+        return Arm(name, _transformers_own(pair), draft=pair.draft_name)
+    if name == "prompt-lookup":
+        return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
+    if name in ("uag", "uag-draft"):
+        options = replace(options, prompt_lookup=options.prompt_lookup and name == "uag")
+        assistant, draft = Assistant(*drafts, tokenizer, options=options), pair.draft_name
+    else:
+        drafter: Drafter | None = PromptLookup() if name == LOOKUP else None
+        if name == USELESS:
+            drafter = Pairing(pair.draft, tokenizer, drafts[1], compile_draft=options.compile_draft).for_all
+            drafter = drafter and _Useless(drafter)
+        assistant, draft = Assistant(None, None, tokenizer, drafter=drafter, options=options, compile_draft=False), ""
+    note = "run by uag's own passes" if options.draft_independent else ""
+    return replace(assisted(name, assistant, target, note), draft=draft)
 
 
 def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
     """Return the arm of an assistant and a target."""
-    reference = "plain" if note or not assistant.options.draft_independent else WITHOUT_DRAFT
-    return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats, note, reference)
-
-
-def without_draft(tokenizer: Any, target: Any, options: Options) -> Arm:
-    """Return the arm of uag's passes alone, which round differently from plain decoding's."""
-    note = "run by uag's own passes" if options.draft_independent else ""
-    assistant = Assistant(None, None, tokenizer, options=options, compile_draft=False)
-    return assisted(WITHOUT_DRAFT, assistant, target, note)
+    return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats, note)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:
@@ -104,16 +147,8 @@ def run_arm(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Run one arm once on one batch, with the same seed as every other arm.
 
-    Args:
-        arm: the arm.
-        pair: the target and its tokenizer.
-        inputs: the prompts, from `uag.loading.encode`.
-        options: keyword arguments of `model.generate`.
-        seed: of the sampling.
-
-    Returns:
-        The target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and seconds,
-        tokens, passes and statistics, named as in `Record` and summed over rows.
+    Returns the target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and
+    seconds, tokens, passes and statistics, named as in `Record` and summed over rows.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)

@@ -1,54 +1,87 @@
 """Measure the arms of a benchmark interleaved, and compare every output with plain decoding's."""
 
+import math
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
-from uag.bench.arms import WITHOUT_DRAFT, Arm, build_arms, run_arm
-from uag.bench.equality import first_difference, is_half, is_rounding
+from uag.bench.arms import Arm, build_arms, run_arm
+from uag.bench.equality import first_difference, is_half
+from uag.bench.options import WITHOUT_DRAFT, BenchOptions
 from uag.bench.prompts import Prompt
-from uag.bench.report import Record
+from uag.bench.record import Record
+from uag.errors import UagError
 from uag.hf import passes
 from uag.loading import Pair, encode
-from uag.options import BenchOptions
 
 _NUM_WARM_UP_TOKENS = 16
-"""Tokens generated in each arm's warm-up call: increase for steadier first trials, decrease to save time."""
+"""Tokens generated in each arm's warm-up call."""
 
 # Errors that transformers and other engines raise for a pair, batch or option that they do not support.
 PEER_ERRORS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, NotImplementedError)
+_MAY_BE_REFUSED = (UagError, torch.OutOfMemoryError)  # of uag's arms, whose other errors are never hidden
+
+Progress = Callable[[float, str], None]
 
 
 def measure(
-    pair: Pair, prompts: Sequence[Prompt], options: BenchOptions, *, arms: Sequence[Arm] | None = None
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    options: BenchOptions,
+    *,
+    arms: Sequence[Arm] | None = None,
+    progress: Progress = lambda *_: None,
 ) -> Iterator[Record]:
-    """Yield a record for each arm and batch of prompts, plain decoding first, and show progress on a terminal.
+    """Yield a record for each arm and batch of prompts, plain decoding first.
 
-    The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
-    batch, each arm generates a few tokens after the longest prompt as a warm-up, or all tokens if passes are compiled
-    or have a fixed width, because a longer static cache is compiled or tried again. `arms` begin with plain
-    decoding; None for those in the options.
+    The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's, and those of uag's
+    arms with uag-no-draft's. Before the first batch, each arm generates a few tokens after the longest prompt as a
+    warm-up, or all tokens if passes are compiled or have a fixed width, because a longer static cache is compiled or
+    tried again.
+
+    Args:
+        pair: the target, and the draft of arms that are built here.
+        prompts: for every arm.
+        options: with `minutes`, no call begins after them. The first batch is then reported as far as it was measured,
+            and a later one if every arm has run it. The warm-up takes at most half of them.
+        arms: beginning with plain decoding; None for those in the options.
+        progress: called before each call, with the share of the work that is done and the arm's name.
     """
-    if arms is None:
-        first = ["plain", WITHOUT_DRAFT] if options.draft_independent else ["plain"]
-        names = (*first, *(name for name in options.arm_names if name not in first))
-        arms = build_arms(pair, replace(options, arm_names=names))
+    arms = build_arms(pair, options) if arms is None else arms
     batches = [_Batch(pair, prompts, options, start) for start in range(0, len(prompts), options.batch_size)]
-    max(batches, key=lambda batch: pair.prompt_width(batch.inputs)).warm_up(arms)
-    num_runs = len(batches) * options.num_trials * len(arms)
-    with tqdm(total=num_runs, desc="measuring", unit="run", disable=None) as bar:
-        for batch in batches:
-            records = {arm.name: batch.record(arm) for arm in arms}
-            for arm in [*arms] * options.num_trials:
-                if records[arm.name].refusal is None:
-                    records[arm.name] = batch.run(arm, records[arm.name])
-                bar.update()
-            yield from records.values()
+    longest = max(batches, key=lambda batch: pair.prompt_width(batch.inputs))
+    num_tokens = longest.num_warm_up_tokens + options.max_new_tokens * options.num_trials * len(batches)
+    work = _Work(options.minutes, len(arms) * num_tokens, progress)
+    for arm in arms:
+        longest.warm_up(arm, work)
+    for batch in batches:
+        records, num_runs = batch.measure(arms, work, is_first=batch is batches[0])
+        if num_runs < len(arms) and batch is not batches[0]:
+            return
+        for record in records:
+            late = f"not measured within {options.minutes:g} minutes"
+            yield record if record.trial_seconds or record.refusal else replace(record, refusal=late)
+
+
+class _Work:
+    """The calls of a benchmark: how many of their tokens are done, and whether their time is over."""
+
+    def __init__(self, minutes: float, num_tokens: int, progress: Progress) -> None:
+        self._end_s = time.perf_counter() + (60 * minutes or math.inf)
+        self._half_s = (self._end_s + time.perf_counter()) / 2
+        self._num_done, self._num_tokens, self._progress = 0, num_tokens, progress
+
+    def begin(self, name: str, num_tokens: int) -> None:
+        self._progress(self._num_done / self._num_tokens, name)
+        self._num_done += num_tokens
+
+    def is_over(self, *, half: bool = False) -> bool:
+        return time.perf_counter() > (self._half_s if half else self._end_s)
 
 
 class _Batch:
@@ -60,14 +93,31 @@ class _Batch:
         self.inputs = encode(pair, [prompt.content for prompt in self.prompts], is_chat=options.is_chat)
         self.outputs: dict[str, torch.Tensor] = {}  # the first one of each arm
 
-    def warm_up(self, arms: Sequence[Arm]) -> None:
-        """Generate with each arm; its errors are reported when it is measured."""
-        options = generate_options(self.options)
-        if not (self.options.is_compiled or self.options.compile_draft or self.options.draft_independent):
-            options["max_new_tokens"] = _NUM_WARM_UP_TOKENS
-        for arm in arms:
+    @property
+    def num_warm_up_tokens(self) -> int:
+        options = self.options
+        needs_all = options.is_compiled or options.compile_draft or options.draft_independent
+        return options.max_new_tokens if needs_all else _NUM_WARM_UP_TOKENS
+
+    def warm_up(self, arm: Arm, work: _Work) -> None:
+        """Generate with an arm; its errors are reported when it is measured."""
+        work.begin(f"{arm.name}, warm-up", self.num_warm_up_tokens)
+        options = generate_options(self.options) | {"max_new_tokens": self.num_warm_up_tokens}
+        if not work.is_over(half=True):
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)
+
+    def measure(self, arms: Sequence[Arm], work: _Work, *, is_first: bool) -> tuple[list[Record], int]:
+        """Run all arms in turns until the time is over; return their records and the number of runs."""
+        records, num_runs = [self.record(arm) for arm in arms], 0
+        for index in [*range(len(arms))] * self.options.num_trials:
+            if work.is_over() and (num_runs or not is_first):
+                break
+            work.begin(arms[index].name, self.options.max_new_tokens)
+            if records[index].refusal is None:
+                records[index] = self.run(arms[index], records[index])
+            num_runs += 1
+        return records, num_runs
 
     def record(self, arm: Arm) -> Record:
         """Return the record of an arm without figures."""
@@ -77,6 +127,7 @@ class _Batch:
             batch_size=self.options.batch_size,
             temperature=self.options.temperature,
             num_prompt_tokens=int(self.inputs["attention_mask"].sum()),
+            draft=arm.draft,
             note=arm.note,
         )
 
@@ -85,35 +136,40 @@ class _Batch:
         try:
             output_ids, figures = run_arm(arm, self.pair, self.inputs, generate_options(self.options), self.seed)
         except PEER_ERRORS as error:
-            if arm.name == "plain" or arm.name.startswith("uag"):
+            if arm.name == "plain" or (arm.name.startswith("uag") and not isinstance(error, _MAY_BE_REFUSED)):
                 raise
             return replace(self.record(arm), refusal=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
         self.outputs.setdefault(arm.name, output_ids)
-        difference, refusal = self._compare(arm, output_ids)
+        difference, dependence, refusal = self._compare(arm, output_ids)
+        found: dict[str, Any] = {
+            "difference": difference or record.difference,
+            "dependence": dependence or record.dependence,
+        }
         if refusal:
-            return replace(self.record(arm), difference=difference, refusal=refusal)
+            return replace(self.record(arm), **found, refusal=refusal)
         seconds = (*record.trial_seconds, figures["seconds"])
         figures |= {"seconds": statistics.median(seconds), "trial_seconds": seconds}
-        return replace(record, **figures, difference=difference or record.difference)
+        return replace(record, **figures, **found)
 
-    def _compare(self, arm: Arm, output_ids: torch.Tensor) -> tuple[str | None, str | None]:
-        """Return where an output differs from the reference's, and the refusal unless it may."""
-        pair, reference_ids, is_plain = self.pair, self.outputs[arm.reference], arm.reference == "plain"
-        difference = first_difference(reference_ids, output_ids)
-        if difference is None:
-            return None, None
-        name = "plain decoding" if is_plain else arm.reference
-        where = difference.describe(pair.target_tokenizer, name)
-        sampling: dict[str, Any] = {"temperature": self.options.temperature, "seed": self.seed}
-        if arm.note or (
-            is_plain
-            and not pair.is_encoder_decoder
-            and is_rounding(pair.target, self.inputs, reference_ids, difference, **sampling)
-        ):
-            return where, None
-        advice = ", by more than rounding explains (compare in float32, or with a fixed width)"
-        hint = advice if is_plain and is_half(pair.target) else ""
-        return where, f"differs from {name} at {where}{hint}"
+    def _compare(self, arm: Arm, output_ids: torch.Tensor) -> tuple[str | None, str | None, str | None]:
+        """Return where an output differs from plain decoding's and from uag's without a draft, and the refusal.
+
+        In half precision, plain decoding itself rounds otherwise in passes of another width, so only the difference
+        from uag without a draft is an error, in calls whose statistics promise that there is none.
+        """
+        difference = self._difference("plain", output_ids, "plain decoding")
+        dependence = self._difference(WITHOUT_DRAFT, output_ids) if arm.name.startswith("uag") else None
+        if dependence and (arm.stats is None or arm.stats().is_draft_independent):
+            return difference, dependence, f"differs from {WITHOUT_DRAFT} at {dependence}"
+        if difference and not arm.note and not is_half(self.pair.target):
+            return difference, dependence, f"differs from plain decoding at {difference}"
+        return difference, dependence, None
+
+    def _difference(self, reference: str, output_ids: torch.Tensor, name: str = "") -> str | None:
+        if reference not in self.outputs:
+            return None
+        difference = first_difference(self.outputs[reference], output_ids)
+        return None if difference is None else difference.describe(self.pair.target_tokenizer, name or reference)
 
 
 def generate_options(options: BenchOptions) -> dict[str, Any]:

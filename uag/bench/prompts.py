@@ -1,4 +1,4 @@
-"""Read prompts: Spec-Bench and HumanEval files, conversations, plain text, or the bundled Python."""
+"""Read prompts: JSON lines, plain text, or the bundled Python."""
 
 import gzip
 import json
@@ -14,19 +14,14 @@ from uag.loading import Content, demo_folder
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a file.
+    """One prompt of a file: a text or, if that is empty, the messages of a conversation.
 
-    Attributes:
-        prompt_id: its name in the file, or its line number.
-        text: empty for a conversation.
-        messages: a conversation, in the form of chat templates.
-        output: the target's output for the prompt, if the file contains it.
+    `prompt_id` is its name in the file, or its line number.
     """
 
     prompt_id: str
     text: str = ""
     messages: tuple[dict[str, Any], ...] = ()
-    output: str | None = None
 
     @property
     def content(self) -> Content:
@@ -37,9 +32,9 @@ class Prompt:
 def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
     """Read the prompts of a file, or number texts and conversations that are passed directly.
 
-    A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt`, a text (HumanEval;
-    `task_id` names it); `messages`, a conversation in the form of chat templates; or `turns` (Spec-Bench), of which the
-    first is used. `text` may contain the target's output. Any other file is plain text: one prompt per non-blank line.
+    A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt` or `text`, a text;
+    `messages`, a conversation in the form of chat templates; or `turns`, texts of which the first is used. `task_id` or
+    `question_id` names it. Any other file is plain text: one prompt per non-blank line.
 
     Raises:
         OptionError: a line is in none of these forms, or the file has no prompt.
@@ -53,10 +48,9 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
         raise OptionError(
             f"{str(path)!r} is JSON: write JSON lines (.jsonl), one object with 'prompt' or 'messages' each"
         )
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8-sig") as file:
-            lines = [line.rstrip("\n") for line in file]
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+            lines = file.read().split("\n")
     except UnicodeDecodeError as error:
         raise OptionError(f"{str(path)!r} is not a text file in UTF-8: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
@@ -94,23 +88,18 @@ def _from_json(line: str, number: int, where: str) -> Prompt:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{where} is not JSON: {error}") from error
-    text, messages, prompt_id = "", (), str(number)
-    match entry:
-        case {"turns": [str(text), *_]} if text.strip():
-            prompt_id = entry.get("question_id", number)
-        case {"prompt": str(text), "module": module, "line": source_line} if text.strip():
-            prompt_id = f"{module}:{source_line}"
-        case {"prompt": str(text)} if text.strip():
-            prompt_id = entry.get("task_id", number)
-        case {"messages": [_, *_] as messages} if all(map(_is_message, messages)):
-            pass
-        case _:
-            raise OptionError(
-                f"{where} is not a prompt: expected 'prompt' (non-empty text), 'messages' (a list of objects with "
-                f"'role' and 'content') or Spec-Bench's 'turns' (a list of texts), got {line[:80]!r}"
-            )
-    output = entry.get("text")
-    return Prompt(str(prompt_id), text, tuple(messages), output if isinstance(output, str) else None)
+    entry = entry if isinstance(entry, dict) else {}
+    name = str(entry.get("task_id", entry.get("question_id", number)))
+    turns, messages = entry.get("turns") or [None], entry.get("messages")
+    text = entry.get("prompt", entry.get("text", turns[0] if isinstance(turns, list) else None))
+    if isinstance(text, str) and text.strip():
+        return Prompt(name, text)
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        return Prompt(name, messages=tuple(messages))
+    raise OptionError(
+        f"{where} is not a prompt: expected 'prompt' or 'text' (non-empty text), 'messages' (a list of objects with "
+        f"'role' and 'content') or 'turns' (a list of texts), got {line[:80]!r}"
+    )
 
 
 def _is_message(message: Any) -> bool:

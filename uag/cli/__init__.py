@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from uag._version import __version__
-from uag.cli import distill, generate, measuring, serve
+from uag.cli import generate, measuring, serve
 from uag.errors import UagError
 
 __all__ = ["main"]
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (measuring.demo, generate.generate, measuring.doctor, measuring.bench, distill.distill, serve.serve):
+for command in (measuring.demo, generate.generate, measuring.doctor, measuring.bench, serve.serve):
     app.command()(command)
 
 

@@ -1,17 +1,12 @@
 """Shared by all commands: consoles, common options, messages and JSON."""
 
-import inspect
 import math
-from collections.abc import Callable
-from dataclasses import fields
-from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from uag.errors import OptionError
-from uag.options import Options
 
 console, error_console = Console(), Console(stderr=True, style="dim", highlight=False, markup=False, soft_wrap=True)
 report = error_console.print
@@ -29,10 +24,8 @@ def _checked_temperature(value: float) -> float:
     return value
 
 
-_CACHE = "cache_implementation of every arm's calls, for example static; default: transformers' own."
-_COMPILE = "Compile every arm's passes after the prompt; needs --cache static."
 _COMPILE_DRAFT = "Compile the draft's passes: several times faster on a GPU, after half a minute or more of compiling."
-_DRAFT_INDEPENDENT = "Refuse calls whose output could depend on the draft, even in rounding."
+_DRAFT_INDEPENDENT = "Decode plainly where the output could depend on the draft, even in rounding."
 _DTYPE = "auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."
 _TARGET = "Hub name or folder of the target; default: the demo's."
 
@@ -42,46 +35,13 @@ Draft = Annotated[str | None, typer.Option("--draft", help="Hub name, folder or 
 Dtype = Annotated[str | None, typer.Option(help=_DTYPE)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda if there is one.")]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the sampling.")]
-NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 Temperature = Annotated[float, typer.Option(callback=_checked_temperature, help="0 is greedy.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
 AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
 
-_FLAGS: dict[str, Any] = {
-    "batch_size": Annotated[int, typer.Option(min=1, help="Prompts per call.")],
-    "temperature": Temperature,
-    "max_new_tokens": MaxNewTokens,
-    "num_trials": NumTrials,
-    "seed": Seed,
-    "is_chat": IsChat,
-    "cache": Annotated[str | None, typer.Option(help=_CACHE)],
-    "is_compiled": Annotated[bool, typer.Option("--compile", help=_COMPILE)],
-    "draft_independent": Annotated[bool, typer.Option("--draft-independent", help=_DRAFT_INDEPENDENT)],
-    "compile_draft": Annotated[bool, typer.Option("--compile-draft", help=_COMPILE_DRAFT)],
-}
-"""The flags of options in `uag.options`, by the name of the field, which has the default."""
-
-
-def with_flags(options: type[Options], **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, which takes them as `**flags`, the flag of each field of `options`.
-
-    `defaults` replace those of the fields.
-    """
-    own = {field.name: field.default for field in fields(options)} | defaults
-    flags = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=own[name], annotation=flag)
-        for name, flag in _FLAGS.items()
-        if name in own
-    ]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command)
-        others = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        command.__signature__ = signature.replace(parameters=[*others, *flags])  # type: ignore[attr-defined]
-        return command
-
-    return decorate
+CompileDraft = Annotated[bool, typer.Option("--compile-draft", help=_COMPILE_DRAFT)]
+DraftIndependent = Annotated[bool, typer.Option("--draft-independent", help=_DRAFT_INDEPENDENT)]
 
 
 def show(value: Any, **options: Any) -> None:

@@ -8,12 +8,10 @@ import typer
 
 from uag.cli import common
 from uag.errors import LoadingError, OptionError
-from uag.options import Options
 
 _PROMPT = "The text to continue; - reads standard input; default: a chat."
 
 
-@common.with_flags(Options)
 def generate(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help=_PROMPT)] = None,
     target: common.Target = None,
@@ -26,7 +24,8 @@ def generate(
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
-    **flags: Any,
+    compile_draft: common.CompileDraft = False,
+    draft_independent: common.DraftIndependent = False,
 ) -> None:
     """Continue a prompt, or chat.
 
@@ -51,7 +50,13 @@ def generate(
     from uag.loading import load_pair
 
     pair = load_pair(target, draft, dtype=dtype, device=device)
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, **flags)
+    assistant = Assistant(
+        pair.draft,
+        pair.draft_tokenizer,
+        pair.target_tokenizer,
+        compile_draft=compile_draft,
+        draft_independent=draft_independent,
+    )
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if text is None:
         return _chat(pair, assistant, **options)

@@ -1,133 +1,174 @@
-"""`uag demo`, `uag doctor` and `uag bench`: measure speed-ups."""
+"""`uag bench`, and the same command as `uag doctor` and `uag demo`, with other defaults."""
 
-import json
-from dataclasses import asdict
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from uag.cli import common
-from uag.options import ARM_NAMES, BenchOptions
 
-_PROMPTS = "Spec-Bench or HumanEval file (.jsonl, .jsonl.gz), or text with a prompt per line; default: bundled."
+_ARMS = (
+    "Arm to run, repeatable: plain, uag-no-draft, uag, uag-lookup, uag-draft, uag-useless, transformers, prompt-lookup."
+)
+_CACHE = "cache_implementation of every arm's calls, for example static; default: transformers' own."
+_COMPILE = "Compile every arm's passes after the prompt; needs --cache static."
 _DRAFTS = "Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."
-_ARMS = f"Arm to run, repeatable: {', '.join(ARM_NAMES)}; default: all."
+_JSON = "Print JSON to standard output; progress goes to standard error."
+_MINUTES = "Begin no call after this time, and report what was measured; 0: no bound."
+_PROMPTS = "JSON lines with prompt, text, messages or turns, or a text with a prompt per line; default: bundled."
 
-Prompts = Annotated[Path | None, typer.Option(help=_PROMPTS)]
-NumPrompts = Annotated[int, typer.Option(min=0, help="Prompts, evenly spaced over the file; 0: all.")]
+_EVERY_S = 10.0
+"""Seconds between two lines of progress where standard error is not a terminal."""
 
 
-def demo(
-    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Number of held-out prompts to measure.")] = 3,
+def run(
+    target: common.TargetArgument = None,
+    drafts: Annotated[list[str] | None, typer.Argument(help=_DRAFTS)] = None,
+    prompts: Annotated[Path | None, typer.Option(help=_PROMPTS)] = None,
+    num_prompts: Annotated[int, typer.Option(min=0, help="Prompts, evenly spaced over the file; 0: all.")] = 8,
+    arms: Annotated[list[str] | None, typer.Option("--arm", help=_ARMS)] = None,
+    minutes: Annotated[float, typer.Option(min=0, help=_MINUTES)] = 0.0,
+    num_trials: Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")] = 5,
     max_new_tokens: common.MaxNewTokens = 64,
-    num_trials: common.NumTrials = 3,
-    as_json: common.AsJson = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per call.")] = 1,
+    temperature: common.Temperature = 0.0,
+    seed: common.Seed = 0,
+    is_chat: common.IsChat = False,
+    cache: Annotated[str | None, typer.Option(help=_CACHE)] = None,
+    is_compiled: Annotated[bool, typer.Option("--compile", help=_COMPILE)] = False,
+    compile_draft: common.CompileDraft = False,
+    draft_independent: common.DraftIndependent = False,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
+    shows_text: bool = False,
 ) -> None:
-    """Show the speed-up on a bundled pair of models.
-
-    They complete held-out Python code with plain decoding, with transformers' assisted generation, and with uag.
-    """
-    common.begin(None)
+    """Measure the arms in turns, and print a table with its conclusions; `shows_text` prints a colored output, too."""
+    given = locals()  # the flags of options have their names
+    common.begin(target, *(drafts or []))
     import torch
 
     from uag import bench as library
     from uag.assistant import Assistant
-    from uag.loading import load_pair
 
-    torch.set_num_threads(1)  # for models this small, synchronizing threads costs more than it saves
-    names = ("plain", "transformers", "uag")
-    options = BenchOptions(arm_names=names, max_new_tokens=max_new_tokens, num_trials=num_trials)
-    pair, prompts = load_pair(), _choose(None, num_prompts)
-    common.report(f"measuring {', '.join(names)}")
-    records = list(library.measure(pair, prompts, options))
-    summaries, is_equal = library.summarize(records), all(record.refusal is None for record in records)
-    verdict = library.verdict(summaries)
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
-    showcase = library.complete(pair, assistant, prompts[0].text, max_new_tokens=max_new_tokens)
+    if target is None:
+        torch.set_num_threads(1)  # for models this small, synchronizing threads costs more than it saves
+    chosen = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
+    chosen = library.spread(chosen, num_prompts)
+    options = library.BenchOptions(
+        arm_names=tuple(arms or library.ARM_NAMES),
+        **{field.name: given[field.name] for field in fields(library.BenchOptions) if field.name in given},
+    )
+    pairs, refused = library.load_pairs(target, drafts or [], options, dtype=dtype, device=device)
+    pair = pairs[0]
+    built = library.build_arms(pair, options, pairs[1:])
+    with common.error_console.status("measuring", refresh_per_second=1) as status:
+        progress = _progress(minutes, status.update)
+        records = [*library.measure(pair, chosen, options, arms=built, progress=progress), *refused]
+    found = library.conclusions(records) | {"losses": library.losses(pairs)}
+    environment = library.environment_line(pair.target.dtype)
+    showcase = None
+    if shows_text:
+        assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
+        showcase = library.complete(pair, assistant, chosen[0].content, max_new_tokens=max_new_tokens)
     if as_json:
-        tables = {"summaries": [*map(asdict, summaries)], "records": [record.to_dict(pair) for record in records]}
-        common.print_json({"is_equal": is_equal, "verdict": verdict, "showcase": showcase.to_dict()} | tables)
+        shown = {} if showcase is None else {"showcase": showcase.to_dict()}
+        entries = [record.to_dict(pair) for record in records]
+        common.print_json(found | shown | {"environment": environment, "records": entries})
     else:
-        common.show(library.colored(showcase).append("\n"))
-        title = f"{max_new_tokens} new tokens, greedy, arms interleaved"
-        common.console.print(library.summary_table(summaries, title=title))
-        common.show(verdict, style="bold")
-    if not is_equal:
+        if showcase is not None:
+            common.show(library.colored(showcase).append("\n"))
+        for line in [*library.lines(found), *found["losses"]]:
+            common.show(line, style="bold")
+        num_prompts = sum(len(record.prompt_ids) for record in records if record.arm == "plain")
+        kind = f"temperature {temperature:g}" if temperature else "greedy"
+        title = f"{num_prompts} of {len(chosen)} prompts, {max_new_tokens} new tokens, {kind}, arms in turns"
+        common.console.print(library.summary_table(records, title))
+        common.show(environment)
+    if not found["is_equal"]:
         raise typer.Exit(1)
 
 
-@common.with_flags(BenchOptions, num_trials=1)
-def doctor(
-    target: common.TargetArgument = None,
-    drafts: Annotated[list[str] | None, typer.Argument(help=_DRAFTS)] = None,
-    prompts: Prompts = None,
-    num_prompts: NumPrompts = 8,
-    dtype: common.Dtype = None,
-    device: common.Device = None,
-    as_json: common.AsJson = False,
-    **flags: Any,
-) -> None:
-    """Measure whether a draft speeds up a target.
+def _progress(minutes: float, show: Callable[[str], None]) -> Callable[[float, str], None]:
+    """Return a function that reports the share that is done, an estimate of the time left, and the arm that runs.
 
-    The target generates plainly, with uag but without a draft, and with each draft, in turns. Several drafts are ranked
-    by speed. With --draft-independent, each output is compared with that of uag without a draft, which must be equal.
+    A terminal has one line, changed by `show`; elsewhere a line is printed every `_EVERY_S` seconds.
     """
-    common.begin(target, *(drafts or []))
-    from uag import bench as library
-    from uag.kernels import kernel
+    start_s = time.perf_counter()
+    last_s = start_s - _EVERY_S
 
-    options, chosen = BenchOptions(**flags), _choose(prompts, num_prompts)
-    no_draft, ranked = library.rank(target, drafts, chosen, options, dtype=dtype, device=device)
-    advice, products = library.advice(ranked), kernel.describe()
-    if as_json:
-        figures = {"without_draft": no_draft and asdict(no_draft), "drafts": [*map(asdict, ranked)]}
-        common.print_json({"target": target or "demo target", "verdict": advice, "products": products} | figures)
-        return
-    common.show(advice, style="bold")
-    common.console.print(library.summary_table([*([no_draft] if no_draft else ()), *ranked]))
-    common.show(f"matrix products on a CPU: {products}")
+    def report(share: float, name: str) -> None:
+        nonlocal last_s
+        now = time.perf_counter()
+        left_s = (now - start_s) * (1 / share - 1) if share else None
+        if left_s is not None and minutes:
+            left_s = min(left_s, 60 * minutes - (now - start_s))
+        estimate = "" if left_s is None else f", about {_time(left_s)} left"
+        text = f"measuring: {share:.0%} after {_time(now - start_s)}{estimate} ({name})"
+        if common.error_console.is_terminal:
+            show(text)
+        elif now - last_s >= _EVERY_S:
+            last_s = now
+            common.report(text)
+
+    return report
 
 
-@common.with_flags(BenchOptions)
-def bench(
-    target: common.Target = None,
-    draft: common.Draft = None,
-    prompts: Prompts = None,
-    num_prompts: NumPrompts = 8,
-    arms: Annotated[list[str] | None, typer.Option("--arm", help=_ARMS)] = None,
-    dtype: common.Dtype = None,
-    device: common.Device = None,
-    as_json: common.AsJson = False,
-    **flags: Any,
-) -> None:
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(round(max(seconds, 0.0)), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _named(name: str, summary: str, *, shows_text: bool = False, **defaults: Any) -> Callable[..., None]:
+    """Return the command under a name, with other defaults."""
+
+    def command(**flags: Any) -> None:
+        run(**flags, shows_text=shows_text)
+
+    signature = inspect.signature(run)
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[
+            each.replace(default=defaults.get(each.name, each.default), kind=each.KEYWORD_ONLY)
+            for each in signature.parameters.values()
+            if each.name != "shows_text"
+        ]
+    )
+    command.__name__, command.__doc__ = name, summary
+    return command
+
+
+bench = _named(
+    "bench",
     """Compare ways to generate: equality of their outputs, then speed.
 
-    Every output is compared with plain decoding's; with --draft-independent, the arm uag's with uag-no-draft's. The
-    exit code is 1 if one of uag's outputs differs. With --json, one line is printed per prompt and arm.
-    """
-    common.begin(target, draft)
-    from uag import bench as library
-    from uag.loading import load_pair
+    Every output is compared with plain decoding's, and uag's also with those of uag without a draft. The exit code is 1
+    if an output of uag's differs that must be equal.
+    """,
+)
+doctor = _named(
+    "doctor",
+    """Measure whether a draft speeds up a target; several drafts are ranked.
 
-    options, chosen = BenchOptions(arm_names=tuple(arms or ARM_NAMES), **flags), _choose(prompts, num_prompts)
-    pair = load_pair(target, draft, dtype=dtype, device=device)
-    common.report(f"measuring {', '.join(options.arm_names)}")
-    records = []
-    for record in library.measure(pair, chosen, options):
-        records.append(record)
-        if as_json:
-            typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=common.is_ascii()))
-    if not as_json:
-        title = "draft-independent: uag is compared with uag-no-draft" if options.draft_independent else None
-        common.console.print(library.summary_table(library.summarize(records), title))
-    if any(record.arm.startswith("uag") and record.refusal is not None for record in records):
-        raise typer.Exit(1)
+    It is uag bench with the arms that tell it: plain decoding, uag without a draft, with prompt lookup alone, with each
+    draft, and with a useless draft, which shows what drafting costs when nothing is accepted.
+    """,
+    arms=["plain", "uag-no-draft", "uag", "uag-lookup", "uag-useless"],
+    minutes=3.0,
+    num_trials=1,
+)
+demo = _named(
+    "demo",
+    """Show the speed-up on a bundled pair of models, and where each token came from.
 
-
-def _choose(file: Path | None, num_prompts: int) -> list[Any]:
-    """Return prompts of a file, or bundled ones."""
-    from uag import bench as library
-
-    prompts = library.heldout_prompts() if file is None else library.read_prompts(file)
-    return library.spread(prompts, num_prompts)
+    It is uag bench on a few prompts: plain decoding, transformers' assisted generation, and uag with and without a
+    draft.
+    """,
+    shows_text=True,
+    arms=["plain", "uag-no-draft", "uag", "transformers"],
+    num_prompts=3,
+    num_trials=3,
+)

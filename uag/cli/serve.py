@@ -3,15 +3,13 @@
 import logging
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from uag.cli import common
-from uag.options import Options
 
 
-@common.with_flags(Options)
 def serve(
     target: common.TargetArgument = None,
     draft: common.Draft = None,
@@ -22,7 +20,8 @@ def serve(
     ] = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
-    **flags: Any,
+    compile_draft: common.CompileDraft = False,
+    draft_independent: common.DraftIndependent = False,
 ) -> None:
     """Serve a target to clients of OpenAI's API.
 
@@ -41,7 +40,8 @@ def serve(
         dtype=dtype,
         device=device,
         max_prompt_tokens=max_prompt_tokens,
-        **flags,
+        compile_draft=compile_draft,
+        draft_independent=draft_independent,
     )
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("uag").setLevel(logging.INFO)

@@ -72,7 +72,11 @@ class Call:
         return models.head_size(self.model)
 
     def __post_init__(self) -> None:
-        """Refuse a generator on another device."""
+        """Refuse inputs that are no ids, and a generator on another device."""
+        if self.input_ids.dtype not in (torch.int64, torch.int32):
+            raise OptionError(
+                f"input_ids are {self.input_ids.dtype}. Pass ids as torch.int64, or embeddings as inputs_embeds."
+            )
         generator, expected = self.options.generator, self.input_ids.device.type
         device = generator and generator.device.type
         if device is not None and device != expected and self.generation_config.do_sample:

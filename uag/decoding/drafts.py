@@ -60,7 +60,7 @@ class Drafts:
         self.lookahead.begin(
             rows.batch_size,
             f"{self.choice.mode}{temperature}",
-            rows.prompt_length,
+            rows.prompt_length if self.drafter.reads_prompts else 0,
             rows.budget(0) + 1,
             self.drafter.counts.num_bytes / max(num_bytes(call.model), 1),
             call.fixed_width,
@@ -101,7 +101,8 @@ class Drafts:
             if self.rows.all[row].outputs[-1:] != [self._uncounted_id]:
                 budgets[row] = max(min(self.rows.budget(row), self.target.budget(self.rows.length(row))), 0)
         request = (budgets, limit, self.lookahead, self._scoring)
-        ask = Ask(*request, self.rows.stopping.eos_ids, self._rules.needs_normalizer, self.call.vocab_size)
+        eos_ids, needs_normalizer = self.rows.stopping.eos_ids, self._rules.needs_normalizer
+        ask = Ask(*request, eos_ids, needs_normalizer, self.call.vocab_size, verified=self.target.verified)
         with self._kept_generators():
             by_row = ask.put_to(self.drafter)
         for target_id in ask.dropped_ids:

@@ -150,7 +150,7 @@ class Ragged:
         caches.select_rows(self.target.cache, indices)
         self._pads = [self._pads[index] for index in indices]
         self._firsts = [self._firsts[index] for index in indices]
-        self._rows = list(rows)
+        self._rows = self.target.rows = list(rows)
 
     def _trim(self) -> None:
         """Remove the padding that all rows share. Sliding windows contain none."""

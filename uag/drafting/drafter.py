@@ -1,8 +1,10 @@
 """The interface of sources of candidates. The decoding loop knows nothing else of tokenizers and draft caches."""
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
+from typing import Any
 
 from uag.errors import OptionError
 from uag.lookahead import Lookahead
@@ -49,6 +51,7 @@ class Ask:
         stop_ids: target ids after which nothing is drafted.
         needs_normalizer: whether scoring needs logits in addition to probabilities.
         vocab_size: size of the target's head.
+        verified: returns the target's cache, which has all tokens of a row but the last, and each row's place in it.
         dropped_ids: filled by `put_to` with ids that the head lacks.
     """
 
@@ -60,11 +63,16 @@ class Ask:
     needs_normalizer: bool = False
     vocab_size: int = sys.maxsize
     dropped_ids: list[int] = field(default_factory=list)
+    verified: Callable[[], tuple[Any, Mapping[int, int]]] | None = None
 
     @property
     def limits(self) -> list[int]:
         """Maximum number of each row's candidates that may use draft passes."""
         return [min(self.limit, budget) for budget in self.budgets]
+
+    def within(self, limits: Sequence[int]) -> "Ask":
+        """Return the request with at most so many candidates for each row."""
+        return replace(self, budgets=[min(*each) for each in zip(self.budgets, limits, strict=True)])
 
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
         """Return a drafter's proposals, cut to the limits and to ids that the target has.
@@ -72,18 +80,29 @@ class Ask:
         Raises:
             OptionError: it does not return a list of proposals for each row.
         """
+        name = type(drafter).__name__
         lines = drafter.propose(self)
         if not isinstance(lines, Sequence) or len(lines) != len(self.budgets):
             raise OptionError(
-                f"{type(drafter).__name__}.propose returned {lines!r:.80} for {len(self.budgets)} rows. Return one "
+                f"{name}.propose returned {lines!r:.80} for {len(self.budgets)} rows. Return one "
                 "list of uag.proposal.Proposal for each row, empty if nothing is proposed."
             )
-        return [self._cut(*of_row) for of_row in zip(lines, self.budgets, self.limits, strict=True)]
+        try:
+            return [self._cut(*of_row) for of_row in zip(lines, self.budgets, self.limits, strict=True)]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise OptionError(
+                f"{name}.propose returned {lines!r:.80}: {error}. Return lists of uag.proposal.Proposal, whose "
+                "target_id is an integer and whose confidence is a number from 0 to 1."
+            ) from error
 
     def _cut(self, line: Sequence[Proposal], budget: int, limit: int) -> list[Proposal]:
         kept = list(line[: budget if line and line[0].is_free else limit])
         # A drafter may propose NumPy's integers, or tensors.
-        kept = [each if type(each.target_id) is int else replace(each, target_id=int(each.target_id)) for each in kept]
+        kept = [
+            each if type(each.target_id) is int else replace(each, target_id=index(each.target_id)) for each in kept
+        ]
+        if not all(0.0 <= each.confidence <= 1.0 for each in kept):
+            raise ValueError("a confidence is not between 0 and 1")
         beyond = next((i for i, each in enumerate(kept) if not 0 <= each.target_id < self.vocab_size), len(kept))
         if beyond < len(kept) and not kept[0].is_free:  # a prompt may have ids that the head lacks, like image markers
             self.dropped_ids.append(kept[beyond].target_id)
@@ -101,12 +120,14 @@ class Drafter:
         has_free: whether it may propose free candidates. If not, it is only asked in rounds that may draft.
         draws: whether it may draw from the default generators. What it draws is taken back after each of its methods,
             and with it what other threads drew meanwhile. So set it to False if it does not draw.
+        reads_prompts: whether its first pass reads the prompts, which takes time.
     """
 
     strategy: str = "custom"
     source: str = "source"
     has_free: bool = True
     draws: bool = True
+    reads_prompts: bool = True
 
     @property
     def counts(self) -> Counts:

@@ -53,7 +53,7 @@ class Pairing:
         if isinstance(self._draft, GgufDraft) and draft_tokenizer is None:
             draft_tokenizer = self._draft.tokenizer
         self._target_adapter, self._draft_adapter = adapter_of(tokenizer), adapter_of(draft_tokenizer)
-        self._options = {"compile_draft": compile_draft, "draft_weights": draft_weights}
+        self._compile_draft, self._draft_weights = compile_draft, draft_weights
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
         is_known = self._target_adapter is not None and self._draft_adapter is not None
         self.for_all = self._drafter(self._target_adapter, self._draft_adapter) if is_known else None
@@ -94,7 +94,8 @@ class Pairing:
         pair = None
         if of_target is not None and of_draft is not None:
             pair = TokenizerPair.of(of_target, adapter_for(of_target, of_draft, self._draft))
-        return ModelDrafter(self._draft, pair, **self._options)
+        weights = self._draft_weights
+        return ModelDrafter(self._draft, pair, compile_draft=self._compile_draft, draft_weights=weights)
 
 
 def adapter_of(tokenizer: Any) -> TokenizerAdapter | None:

@@ -1,1 +1,1 @@
-"""All code that depends on transformers internals: private names, caches and the path through `generate`."""
+"""Code that depends on transformers internals: private names, caches and the path through `generate`."""

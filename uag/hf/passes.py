@@ -135,7 +135,8 @@ def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
 
 def pad_id(config: Any) -> int | None:
     """Return the id that pads finished rows of a prepared call."""
-    return None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())
+    padding = getattr(config, "_pad_token_tensor", config.pad_token_id)
+    return None if padding is None else int(padding)
 
 
 def eos_ids(config: Any) -> frozenset[int]:

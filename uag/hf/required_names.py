@@ -1,19 +1,18 @@
-"""The private names of transformers and PyTorch that every call needs, in one place.
+"""The names of transformers and PyTorch that uag needs, in one place.
 
-Those that only trials and compiled passes need are in `passes`, `foreign_code` and `trials`.
-
-`check()` runs in `uag.install()` and when an assistant is created. It raises if this release lacks a name, instead of
-failing in the middle of a generation, and warns once if the release is newer than the tested ones.
+`check()` runs before `import uag` loads anything else, so that a renamed one is a `CompatibilityError` that names it,
+instead of an ImportError or a failure in the middle of a generation. It cannot see attributes that only instances have
+(fields of cache layers, generation configs and modules); tests look for these on each supported release. It warns
+once if the release is newer than the tested ones.
 """
 
 import warnings
+from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from pkgutil import resolve_name
 
 import torch
 import transformers
-from transformers.generation import candidate_generator
-from transformers.generation import utils as generation_utils
 
 from uag.errors import CompatibilityError
 
@@ -28,36 +27,107 @@ def release(version: str = VERSION) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
-NAMES: dict[Any, tuple[str, ...]] = {
-    transformers.GenerationMixin: (
+NAMES: dict[str, tuple[str, ...]] = {
+    "transformers": (
+        *("AutoConfig", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoTokenizer", "Cache", "CompileConfig"),
+        *("DynamicCache", "EncoderDecoderCache", "GenerationMixin", "LogitsProcessorList", "StaticCache"),
+        *("GenerationConfig", "PreTrainedConfig", "PreTrainedModel", "StoppingCriteriaList"),
+    ),
+    "transformers.GenerationMixin": (
         *("generate", "prepare_inputs_for_generation", "_prefill", "_sample", "_update_model_kwargs_for_generation"),
         "_assisted_decoding",
         *("_get_candidate_generator", "_extract_generation_mode_kwargs", "_validate_generation_mode"),
         *("_optimize_model_for_decode", "_supports_default_dynamic_cache", "_valid_auto_compile_criteria"),
     ),
-    transformers.Cache: ("crop", "get_seq_length"),
-    transformers.PreTrainedConfig: ("_attn_implementation", "_experts_implementation"),
-    transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
-    generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
-    candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
-    torch.mps: ("_get_default_mps_generator",),
-    torch.ops.aten.dropout.default: ("_schema",),
-    torch: ("_foreach_add_", "_foreach_sub_", "_foreach_zero_"),
+    "transformers.Cache": ("crop", "get_seq_length"),
+    "transformers.PreTrainedConfig": ("_attn_implementation", "_experts_implementation"),
+    "transformers.PreTrainedModel": ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
+    "transformers.activations": ("GELUActivation", "GELUTanh", "QuickGELUActivation", "SiLUActivation"),
+    "transformers.cache_utils": (
+        *("DummyLayer", "DynamicIndexedLayer", "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
+        *("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
+        *("StaticLayer", "StaticSlidingWindowLayer"),
+    ),
+    "transformers.generation.candidate_generator": (
+        *("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
+    ),
+    "transformers.generation.configuration_utils": ("GenerationMode",),
+    "transformers.generation.logits_process": (
+        *("EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor"),
+        *("ForcedEOSTokenLogitsProcessor", "InfNanRemoveLogitsProcessor", "LogitNormalization", "LogitsProcessorList"),
+        *("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "MinPLogitsWarper"),
+        *("NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor", "PrefixConstrainedLogitsProcessor"),
+        *("RepetitionPenaltyLogitsProcessor", "SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
+        *("SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper"),
+        *("TopPLogitsWarper", "TypicalLogitsWarper", "WatermarkLogitsProcessor"),
+    ),
+    "transformers.generation.stopping_criteria": (
+        *("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "StoppingCriteriaList"),
+    ),
+    "transformers.generation.utils": (
+        *("ALL_CACHE_NAMES", "GenerateDecoderOnlyOutput", "GenerateEncoderDecoderOutput", "GenerationMode"),
+    ),
+    "transformers.integrations.moe": (
+        *("ALL_EXPERTS_FUNCTIONS", "_default_apply_gate", "batched_mm_experts_forward", "grouped_mm_experts_forward"),
+    ),
+    "transformers.integrations.sdpa_attention": ("create_position_bias_mask", "sdpa_attention_forward"),
+    "transformers.masking_utils": ("ALL_MASK_ATTENTION_FUNCTIONS",),
+    "transformers.modeling_outputs": ("CausalLMOutputWithPast",),
+    "transformers.modeling_utils": ("ALL_ATTENTION_FUNCTIONS",),
+    "transformers.pytorch_utils": ("Conv1D",),
+    "torch": ("_foreach_add_", "_foreach_sub_", "_foreach_zero_"),
+    "torch._C": ("DisableTorchFunction", "_get_function_stack_at", "_len_torch_function_stack"),
+    "torch._dynamo": ("config", "mark_static"),
+    "torch._dynamo.callback": ("callback_handler",),
+    "torch._dynamo.callback.CompilationCallbackHandler": ("register_start_callback", "remove_start_callback"),
+    "torch.mps": ("_get_default_mps_generator",),
+    "torch.nn.modules.module": ("_global_forward_hooks", "_global_forward_pre_hooks"),
+    "torch.ops.aten.dropout.default": ("_schema",),
+    "torch.overrides": ("TorchFunctionMode",),
+    "torch.utils._python_dispatch": ("TorchDispatchMode", "_get_current_dispatch_mode_stack"),
+    "torch.utils._pytree": ("tree_leaves",),
 }
-"""The required names of each class or module."""
+"""The required names of each module, class or object."""
+
+SERVER: dict[str, tuple[str, ...]] = {
+    "transformers.cli.serve": ("Serve",),
+    "transformers.cli.serving.model_manager.ModelManager": (
+        *("get_model_modality", "load_model_and_processor", "process_model_name"),
+    ),
+    "transformers.cli.serving.utils": ("BaseGenerateManager",),
+    "transformers.cli.serving.utils.BaseGenerateManager": ("generate_non_streaming", "generate_streaming"),
+    "transformers.cli.serving.utils.GenerationState": ("get_manager",),
+    "transformers.generation.streamers": ("BaseStreamer",),
+}
+"""Those of `uag serve`."""
 
 
-def check() -> None:
+def check(names: dict[str, tuple[str, ...]] = NAMES) -> None:
     """Raise a `CompatibilityError` if this release lacks a name; warn once if it is newer than the tested ones."""
-    required = [(owner, name) for owner, names in NAMES.items() for name in names]
-    missing = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
-    if missing:
-        raise CompatibilityError(
-            f"transformers {VERSION} with PyTorch {torch.__version__} lacks {', '.join(missing)}, which uag needs. "
-            f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.25'."
-        )
+    _refuse(dict.fromkeys(each for owner, of_owner in names.items() for each in _missing(owner, of_owner)))
     if release(VERSION) > release(NEWEST):
         _warn_once(VERSION)
+
+
+def require(instance: object, *names: str) -> None:
+    """Raise a `CompatibilityError` if an object lacks an attribute that its class does not show."""
+    _refuse([f"{type(instance).__name__}.{name}" for name in names if not hasattr(instance, name)])
+
+
+def _missing(owner: str, names: tuple[str, ...]) -> list[str]:
+    try:
+        found = resolve_name(owner)
+    except (ImportError, AttributeError):
+        return [owner]
+    return [f"{owner}.{name}" for name in names if not hasattr(found, name)]
+
+
+def _refuse(missing: Iterable[str]) -> None:
+    if listed := ", ".join(missing):
+        raise CompatibilityError(
+            f"transformers {VERSION} with PyTorch {torch.__version__} lacks {listed}, which uag needs. "
+            f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.25'."
+        )
 
 
 @cache

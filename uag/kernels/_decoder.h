@@ -23,7 +23,7 @@ typedef struct {
     const Step *steps;
     const int64_t *ids, *positions, *sequences, *wanted; /* of each token; the tokens whose logits are wanted */
     const int64_t *counts, *first; /* of each sequence: its tokens in this pass, and the number of the first one */
-    const int64_t *base; /* of each sequence: the position of the first token in `cache`; those before are in `past` */
+    const int64_t *base, *places; /* of each sequence: the position of the first token in `cache`; those before are in `past`, in this place */
     const Past *past; /* of each layer, or null */
     char *cache; /* [layers, 2, sequences, kv_heads, capacity, dim] */
     float *buffers[5]; /* hidden, normed or added, q k v, attention, gate: [tokens, sizes] */
@@ -172,7 +172,7 @@ static void attend(const Work *k, const Step *s, int64_t sequence, int64_t head,
             if (type != BF16) { memcpy(to, q, p->dim * sizeof *q); continue; }
             for (int64_t i = 0, l = k->kernel->lanes; i < p->dim; i++) to[i / (2 * l) * 2 * l + i % 2 * l + i % (2 * l) / 2] = q[i];
         }
-        const char *keys = half ? own_k : offset(past->k, sequence * past->k_stride[0] + head * past->k_stride[1] + from * past->k_stride[2], type);
+        const char *keys = half ? own_k : offset(past->k, p->places[sequence] * past->k_stride[0] + head * past->k_stride[1] + from * past->k_stride[2], type);
         k->kernel->dots(query, width, rows, keys, half ? own_stride : past->k_stride[2] * SIZE(type), scores + (half ? num_past : 0), stride, count, p->dim, type);
     }
     for (int64_t r = 0; r < rows; r++) {
@@ -185,7 +185,7 @@ static void attend(const Work *k, const Step *s, int64_t sequence, int64_t head,
         memset(y, 0, sizeof y);
         for (int64_t r = 0; r < rows; r++) y[r][VALUES] = sums[r];
         k->kernel->mix(scores, stride, rows, ones, 0, y[0] + VALUES, VALUES + 16, 16, n, F32);
-        if (num_past) k->kernel->mix(scores, stride, rows, offset(past->v, sequence * past->v_stride[0] + head * past->v_stride[1] + from * past->v_stride[2] + at, past->type),
+        if (num_past) k->kernel->mix(scores, stride, rows, offset(past->v, p->places[sequence] * past->v_stride[0] + head * past->v_stride[1] + from * past->v_stride[2] + at, past->type),
                                      past->v_stride[2] * SIZE(past->type), y[0], VALUES + 16, columns, num_past, past->type);
         if (n > num_past) k->kernel->mix(scores + num_past, stride, rows, own_v + at * SIZE(p->cache_type), own_stride, y[0], VALUES + 16, columns, n - num_past, p->cache_type);
         for (int64_t r = 0; r < rows; r++) {

@@ -8,25 +8,25 @@ products with such weights. A token's logits depend neither on the other tokens 
 import ctypes
 import threading
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
 
 import torch
 
 from uag.hf.decoder import Attention, Block, Description, Linear, Norm
 from uag.kernels import kernel, steps
+from uag.kernels.decoder_cache import Cache
+from uag.kernels.steps import TYPES
 
 WEIGHTS = ("int8", "int4", "model")
 """The forms of weights: codes of 8 or 4 bits, or the model's own, read in place."""
 
 _CODED = {"int8": 4, "int4": 5}
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_CACHE_DTYPE = torch.float16
+_FIRST_POSITIONS = 512
+"""Positions whose angles are computed at first; they double when a text is longer."""
+
 _MOST_TOKENS = 64
 """Tokens of one call; a longer text is read in parts. More would be read again from the cache less often, but need more
 memory for activations."""
-
-_FIRST_SLOTS = 512
-"""Tokens of a new cache, which is doubled when it is full."""
 
 
 class Decoder:
@@ -47,6 +47,7 @@ class Decoder:
         self.weights, self.num_bytes = weights, 0
         self.vocab_size, self.num_ids = description.head.weight.shape[0], description.embedding.shape[0]
         self.max_positions = description.max_positions
+        self.windows = [block.attention.window for block in description.blocks]
         self.shape = len(description.blocks), description.num_kv_heads, description.head_dim  # of a cache
         self._num_heads, self._compute_angles = description.num_heads, description.angles
         self._head_factor, self._head_softcap = description.head_factor, description.head_softcap
@@ -152,7 +153,7 @@ class Decoder:
         if key not in self._coded:  # an embedding may be the head's weight
             weight = weight.contiguous()
             if form == "model":
-                self._coded[key] = steps.CWeight(self._keep(weight), 0, 0, num_out, num_in, _TYPES[weight.dtype])
+                self._coded[key] = steps.CWeight(self._keep(weight), 0, 0, num_out, num_in, TYPES[weight.dtype])
             else:
                 self._coded[key] = self._codes(weight, form)
         found = steps.CWeight.from_buffer_copy(self._coded[key])
@@ -169,7 +170,7 @@ class Decoder:
         scales = torch.zeros(num_out + 64) if form == "int8" else None
         coding = steps.CCoding(
             weight.data_ptr(), codes.data_ptr(), 0 if scales is None else scales.data_ptr(), num_out, num_in,
-            _TYPES[weight.dtype], _CODED[form], level, torch.get_num_threads(),
+            TYPES[weight.dtype], _CODED[form], level, torch.get_num_threads(),
         )  # fmt: skip
         library.rows_code(ctypes.byref(coding))
         self.num_bytes += codes.numel() + (0 if scales is None else 4 * scales.numel())
@@ -185,7 +186,7 @@ class Decoder:
         with self._lock:
             if num_positions <= self._num_angles or not self._angles:
                 return
-            num_angles = max(num_positions, min(max(_FIRST_SLOTS, 2 * self._num_angles), self.max_positions))
+            num_angles = max(num_positions, min(max(_FIRST_POSITIONS, 2 * self._num_angles), self.max_positions))
             for name in self._angles:
                 self._kept += self._angles[name]  # another thread's pass may read them
                 self._angles[name] = self._compute_angles(name, num_angles)
@@ -196,7 +197,7 @@ class Decoder:
 
     # ------------------------------------------------------------------ passes
 
-    def run(self, cache: "Cache", ids: Sequence[Sequence[int]], num_wanted: int) -> torch.Tensor:
+    def run(self, cache: Cache, ids: Sequence[Sequence[int]], num_wanted: int) -> torch.Tensor:
         """Append tokens to the sequences of a cache, none to some, and return the logits of the last tokens of each.
 
         Args:
@@ -212,7 +213,7 @@ class Decoder:
         """
         starts = list(cache.lengths)
         longest = max(start + len(line) for start, line in zip(starts, ids, strict=True))
-        self._reach(cache.base + longest)
+        self._reach(max(base + start + len(line) for base, start, line in zip(cache.bases, starts, ids, strict=True)))
         cache.reserve(longest)
         parts, done = [], 0
         while done < max(map(len, ids)):
@@ -229,35 +230,31 @@ class Decoder:
         by_sequence = [torch.split(logits, kept) for logits, kept in parts]
         return torch.cat([of_part[place] for place in range(len(ids)) for of_part in by_sequence])
 
-    def _part(self, cache: "Cache", ids: Sequence[Sequence[int]], kept: Sequence[int]) -> torch.Tensor:
+    def _part(self, cache: Cache, ids: Sequence[Sequence[int]], kept: Sequence[int]) -> torch.Tensor:
         _, kv_heads, dim = self.shape
         counts = [len(line) for line in ids]
-        firsts = [sum(counts[:place]) for place in range(len(counts))]
-        tokens = torch.tensor(
-            [
-                [token for line in ids for token in line],
-                [cache.base + cache.lengths[place] + i for place, count in enumerate(counts) for i in range(count)],
-                [place for place, count in enumerate(counts) for _ in range(count)],
-            ],
-            dtype=torch.long,
-        )
-        wanted = [
-            first + count - keep + i
-            for first, count, keep in zip(firsts, counts, kept, strict=True)
-            for i in range(keep)
-        ]
-        others = torch.tensor([*counts, *firsts, *([cache.base] * len(ids)), *wanted], dtype=torch.long)
-        num, size, word = len(ids), tokens.shape[1], 8
-        logits = torch.empty(len(wanted), self.vocab_size)
+        firsts = list(accumulate(counts, initial=0))[:-1]
+        starts = [base + length for base, length in zip(cache.bases, cache.lengths, strict=True)]
+        lists = {
+            "ids": [token for line in ids for token in line],
+            "positions": [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)],
+            "sequences": [place for place, count in enumerate(counts) for _ in range(count)],
+            "counts": counts,
+            "first": firsts,
+            "base": cache.bases,
+            "places": cache.places,
+            "wanted": [first + i for first, n, of in zip(firsts, counts, kept, strict=True) for i in range(n - of, n)],
+        }
+        arrays = {name: (ctypes.c_int64 * (len(values) or 1))(*values) for name, values in lists.items()}
+        size, num_wanted = len(lists["ids"]), len(lists["wanted"])
+        logits = torch.empty(num_wanted, self.vocab_size)
         buffers = [torch.empty(size, width) for width in self.sizes]
         job = steps.CPass(
-            steps=ctypes.addressof(self._steps), num_steps=len(self._steps), ids=tokens.data_ptr(),
-            positions=tokens.data_ptr() + size * word, sequences=tokens.data_ptr() + 2 * size * word,
-            counts=others.data_ptr(), first=others.data_ptr() + num * word, base=others.data_ptr() + 2 * num * word,
-            wanted=others.data_ptr() + 3 * num * word, past=cache.past, cache=cache.tensor.data_ptr(),
-            logits=logits.data_ptr(), num_tokens=size, num_wanted=len(wanted), num_sequences=num,
-            heads=self._num_heads, kv_heads=kv_heads, dim=dim, capacity=cache.tensor.shape[4],
-            cache_type=_TYPES[cache.tensor.dtype], level=kernel._level, threads=torch.get_num_threads(),
+            steps=ctypes.addressof(self._steps), num_steps=len(self._steps), num_tokens=size, num_wanted=num_wanted,
+            past=None if cache.past is None else ctypes.addressof(cache.past), cache=cache.tensor.data_ptr(),
+            logits=logits.data_ptr(), num_sequences=len(ids), heads=self._num_heads, kv_heads=kv_heads, dim=dim,
+            capacity=cache.tensor.shape[4], cache_type=TYPES[cache.tensor.dtype], level=kernel._level,
+            threads=torch.get_num_threads(), **{name: ctypes.addressof(array) for name, array in arrays.items()},
         )  # fmt: skip
         job.buffers[:], job.sizes[:] = [buffer.data_ptr() for buffer in buffers], self.sizes
         if kernel._library.rows_pass(ctypes.byref(job)):
@@ -268,35 +265,3 @@ class Decoder:
             logits *= self._head_factor
         cap = self._head_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
-
-
-class Cache:
-    """The keys and values of some sequences.
-
-    Attributes:
-        lengths: the tokens of each sequence; lower one to remove its last tokens.
-        base: the position of the first token.
-        tensor: [layers, 2, sequences, kv_heads, capacity, head_dim].
-    """
-
-    def __init__(self, decoder: Decoder, num_sequences: int) -> None:
-        layers, kv_heads, dim = decoder.shape
-        self.lengths = [0] * num_sequences
-        self.base = 0
-        self.past: Any = None
-        self.tensor = torch.zeros((layers, 2, num_sequences, kv_heads, _FIRST_SLOTS, dim), dtype=_CACHE_DTYPE)
-
-    def fits(self, decoder: Decoder, num_sequences: int) -> bool:
-        """Return whether a decoder can use this cache for so many sequences."""
-        layers, _, sequences, kv_heads, _, dim = self.tensor.shape
-        return (layers, kv_heads, dim) == decoder.shape and sequences == num_sequences
-
-    def reserve(self, length: int) -> None:
-        """Make room for so many tokens of each sequence."""
-        capacity = self.tensor.shape[4]
-        if length > capacity:
-            shape = list(self.tensor.shape)
-            shape[4] = max(2 * capacity, length)
-            larger = torch.zeros(shape, dtype=self.tensor.dtype)
-            larger[..., :capacity, :] = self.tensor
-            self.tensor = larger

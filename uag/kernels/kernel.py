@@ -88,7 +88,7 @@ _GATE = struct.Struct("@2Pq2f4i").pack
 
 def describe() -> str:
     """Return what computes the products of few rows, for people."""
-    return f"uag's kernels ({LEVEL})" if LEVEL else "PyTorch's products (uag's kernels are not in use)"
+    return f"uag's kernels ({LEVEL})" if LEVEL else "PyTorch's operations"
 
 
 def _or_none(function: Callable[_P, torch.Tensor | None]) -> Callable[_P, torch.Tensor | None]:
@@ -134,6 +134,8 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 @_or_none
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return `x @ weight.T + bias`: x [..., num_in], weight [num_out, num_in], contiguous, and bias [num_out]."""
+    if weight.dim() != 2:
+        return None
     num_out, num_in = weight.shape
     return _product("rows_linear", x, weight, bias, num_out, num_in)
 
@@ -141,6 +143,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 @_or_none
 def conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return `x @ weight + bias`: x [..., num_in], weight [num_in, num_out], contiguous, and bias [num_out]."""
+    if weight.dim() != 2:
+        return None
     num_in, num_out = weight.shape
     return _product("rows_conv1d", x, weight, bias, num_out, num_in)
 

@@ -2,6 +2,10 @@
 
 import ctypes
 
+import torch
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
 EMBED, LINEAR, ROTATE, ATTEND, ADD = range(5)
 STORE, ACTIVATE, GATE_FIRST, ACCUMULATE = range(4)
 HIDDEN, ADDED, QKV, ATTENDED, GATED = range(5)
@@ -43,7 +47,8 @@ class CPass(ctypes.Structure):
 
     _fields_ = [
         ("steps", _P), ("ids", _P), ("positions", _P), ("sequences", _P), ("wanted", _P), ("counts", _P), ("first", _P),
-        ("base", _P), ("past", _P), ("cache", _P), ("buffers", _P * 5), ("logits", _P), ("sizes", _L * 5),
+        ("base", _P), ("places", _P), ("past", _P), ("cache", _P), ("buffers", _P * 5), ("logits", _P),
+        ("sizes", _L * 5),
         ("num_steps", _L), ("num_tokens", _L), ("num_wanted", _L), ("num_sequences", _L), ("heads", _L),
         ("kv_heads", _L), ("dim", _L), ("capacity", _L), ("cache_type", _I), ("level", _I), ("threads", _I), ("_", _I),
     ]  # fmt: skip

@@ -13,14 +13,13 @@ RowOutcome = tuple[Sequence[Proposal], int]
 """A row's proposals from the draft model, and how many of them were accepted."""
 
 _TEXT_MEMORY, _PAIR_MEMORY = 16, 100
-"""Rounds that the estimates of a text and of a pair remember. Increase for steadier estimates; decrease to notice
-changes sooner."""
+"""Rounds that the estimates of a text and of a pair remember."""
 
 _PRIOR = 4.0
-"""Weight of earlier texts in a new one, in rounds. Increase to rely on them; decrease to adapt to the text sooner."""
+"""Weight of earlier texts in a new one, in rounds."""
 
 _FIRST_ACCEPTANCE = 0.7
-"""Acceptance assumed before any round. Increase to try harder pairs; decrease to lose less on them."""
+"""Acceptance assumed before any round."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,15 @@ class AcceptanceModel:
     Rounds are stored as counts rather than seconds, so that they can be priced again when cost estimates change. A
     tally sums, per row: rounds, candidates, candidates up to the first rejected one (later ones are not verified),
     accepted candidates, and how many of those the confidences predicted. Older rounds count less.
+
+    Attributes:
+        num_accepted: accepted candidates per row since the start.
     """
 
     def __init__(self) -> None:
         reached = _FIRST_ACCEPTANCE ** np.arange(4)  # rounds of three candidates
         self._pair = _PRIOR * np.array([1.0, 3.0, reached[:-1].sum(), reached[1:].sum(), reached[1:].sum()])
+        self.num_accepted = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -75,6 +78,7 @@ class AcceptanceModel:
         accepted = sum(num_accepted for _, num_accepted in outcomes)
         expected = sum(proposal.confidence for line in lines for proposal in line)
         num_rows = max(len(outcomes), 1)
+        self.num_accepted += accepted / num_rows
         done = np.array([1.0, num_drafted, checked / num_rows, accepted / num_rows, expected / num_rows])
         self._pair = (1.0 - 1.0 / _PAIR_MEMORY) * self._pair + done
         self._set_text((1.0 - 1.0 / _TEXT_MEMORY) * self._text + done)

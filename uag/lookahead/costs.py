@@ -7,27 +7,23 @@ from statistics import median_low
 from typing import NamedTuple
 
 _NUM_KEPT = 12
-"""Measurements per estimate. Increase to average out more noise; decrease to follow changes of speed sooner."""
+"""Measurements per estimate."""
 
 _NUM_SURE = 3
-"""Weight of a first guess beside measurements. Increase to be safe from cold and slow passes; decrease to learn
-sooner."""
+"""Readings of prompts until they are believed where they took longer than guessed."""
 
 _PLAIN_EVERY = 16
-"""Rounds with drafted candidates until a plain pass is measured again, at a gain of 1. Increase to spend less on
-measuring; decrease to notice sooner that plain decoding became faster."""
+"""Rounds with drafted candidates until a plain pass is measured again, at a gain of 1."""
 
 _NUM_PLAIN = 4
-"""Plain passes whose minimum is the estimate. Increase to average out more noise; decrease to notice sooner that the
-whole machine became slower."""
+"""Plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1."""
 
 _SLOWED = 2.0
 """How many times as long as a later pass an earlier one must have taken to be forgotten: other programs can slow a pass
-down, but nothing can speed it up. Increase to keep more measurements; decrease to recover sooner."""
+down, but nothing can speed it up."""
 
 _TOKEN_SHARE = 0.02
-"""Assumed cost of verifying a candidate before it is measured, as a share of a plain pass. Increase to start with
-fewer candidates; decrease to start with more."""
+"""Assumed cost of verifying a candidate before it is measured, as a share of a plain pass."""
 
 _SHORTEST_S = 1e-9
 """Shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0."""
@@ -58,16 +54,10 @@ class Line:
         self._slopes = [(a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs if a[0] != b[0]]
 
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
-        """Return (fixed seconds, seconds per token); without measurements, those known in advance.
-
-        Args:
-            start: a point known in advance, used for the slope if all measurements have one length.
-            guess: a slope known in advance; 0 if none is.
-        """
+        """Return (fixed seconds, seconds per token), also from a point and a slope that are known in advance."""
         if not self.points:
             return start[1], guess
-        slopes = self._slopes + [guess] * (_NUM_SURE if guess else 0)
-        slopes += [(y - start[1]) / (x - start[0]) for x, y in self.points if x != start[0]]
+        slopes = self._slopes + [(y - start[1]) / (x - start[0]) for x, y in self.points if x != start[0]]
         slope = max(median_low(slopes), 0.0) if slopes else 0.0
         fixed = lower_quartile(y - slope * x for x, y in self.points)
         return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
@@ -104,7 +94,7 @@ class Costs:
     """
 
     def __init__(self, *, is_flat: bool = False) -> None:
-        self.is_flat, self.size_ratio = is_flat, 0.0
+        self.is_flat, self.size_ratio, self.least_plain_s = is_flat, 0.0, 1.0
         self.plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self.block, self.draft, self.reading = Line(), Line(), Line()
         self.num_since_plain = 0
@@ -123,18 +113,18 @@ class Costs:
 
         At a high gain, a plain pass costs more and is less likely to change a decision, so the intervals are longer.
         """
-        return not self.plain or self.num_since_plain >= _PLAIN_EVERY * gain**2
+        return self.num_since_plain >= (_PLAIN_EVERY if self.plain else _NUM_PLAIN) * gain**2
 
     @property
     def plain_s(self) -> float:
-        """Seconds of a plain pass; before one is measured, it is assumed to take one second."""
-        return min(self.plain, default=1.0)
+        """Seconds of a plain pass; before any pass is measured, those of the target's reading of a prompt token."""
+        # A plain pass is never slower than one with candidates.
+        blocks = [lower_quartile(y for _, y in self.block.points)] if self.block.points else []
+        return min([*self.plain, *blocks], default=self.least_plain_s)
 
     def prices(self) -> Prices:
         """Predict costs."""
-        # A plain pass is never slower than one with candidates.
-        blocks = [lower_quartile(y for _, y in self.block.points)] if self.block.points else []
-        guess = self.guess(min([self.plain_s, *blocks]))
+        guess = self.guess(self.plain_s)
         verify = self.block.fit((0.0, guess.verify_s), guess.verify_candidate_s)
         draft = self.draft.fit((0.0, guess.draft_s), guess.draft_candidate_s)
         return Prices(guess.plain_s, *verify, *draft)
@@ -144,13 +134,7 @@ class Costs:
         return Prices(plain_s, plain_s, 0.0 if self.is_flat else _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
 
     def reading_s(self, num_tokens: int, target_s: float, candidate_s: float) -> float:
-        """Predict the seconds in which the draft reads a prompt.
-
-        Args:
-            num_tokens: size of the prompt.
-            target_s: seconds in which the target read it.
-            candidate_s: seconds of drafting one candidate.
-        """
+        """Predict the seconds in which the draft reads a prompt, which the target read in `target_s` seconds."""
         guess_s = min(self.size_ratio * target_s, num_tokens * candidate_s)
         if not self.reading.points:
             return guess_s

@@ -8,11 +8,9 @@ Per candidate, drafting is an optimal stopping problem, which a threshold solves
 4): draft one more candidate if it is expected to save more time than it takes.
 """
 
-import copy
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
@@ -21,23 +19,22 @@ from uag.lookahead.costs import Costs
 from uag.proposal import Proposal
 
 MAX_CANDIDATES = 32
-"""Maximum number of candidates per row. Increase to gain a little on easy text; decrease to bound a round's seconds."""
+"""Maximum number of candidates per row."""
+
+_FIRST_CANDIDATES = 4
+"""Candidates of the first round that drafts; later ones have at most as many more as were accepted so far."""
 
 _TRIAL_SHARE = 0.004
-"""Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
-Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
+"""Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds."""
 
 _NUM_TRIALS = 3
-"""Unsuccessful trials until their costs are believed. Increase to be safe from passes that something else slows down;
-decrease to lose less on slow drafts."""
+"""Unsuccessful trials until their costs are believed: something else may have slowed the first ones down."""
 
 _GAIN_PER_DOUBLING = 0.06
-"""Additional gain required per doubling of the rows, because a call ends with its slowest row. Increase to avoid losses
-in large batches; decrease to accept smaller gains there."""
+"""Additional gain required per doubling of the rows, because a call ends with its slowest row."""
 
 _MOST_COUNTED = 256
-"""Maximum number of output tokens that a call is assumed to generate when it starts. Increase to let the draft read
-longer prompts; decrease to lose less on calls that end early."""
+"""Maximum number of output tokens that a call is assumed to generate when it starts."""
 
 
 @dataclass(eq=False)
@@ -47,13 +44,10 @@ class Lookahead:
     Attributes:
         fixed: draft exactly this many tokens a round; None to decide by expected speed.
         min_confidence: stop a row when the product of its confidences falls below this; 0 to go by speed alone.
-        reading_s: additional seconds of a trial, to read prompts that arrived while nothing was drafted.
     """
 
     fixed: int | None = None
     min_confidence: float = 0.0
-    _: KW_ONLY
-    reading_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._costs_by_size: dict[tuple[int, int | None], Costs] = {}
@@ -61,13 +55,6 @@ class Lookahead:
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)  # (time in plain passes, tokens) of each
         self.begin(1, "greedy")
-
-    def snapshot(self) -> "Lookahead":
-        """Return a copy, also while a call in another thread changes this object."""
-        for _ in range(20):
-            with suppress(RuntimeError):  # a container changed while it was copied
-                return copy.deepcopy(self)
-        return Lookahead(self.fixed, self.min_confidence, reading_s=self.reading_s)
 
     def begin(
         self,
@@ -92,6 +79,7 @@ class Lookahead:
         self._trial_tokens += min(self._num_left, _MOST_COUNTED)  # a trial is most useful at the start of a text
         self._size_ratio, self._pass_width = size_ratio, pass_width
         self._prefill_s = self._reading_loss_s = 0.0
+        self._least_plain_s = 1.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
         self._is_trial = self._may_draft = self._has_won = False
@@ -104,7 +92,7 @@ class Lookahead:
         self._num_doublings = (num_rows - 1).bit_length()
         key = self._num_doublings, self._pass_width
         self.costs = self._costs_by_size.setdefault(key, Costs(is_flat=self._pass_width is not None))
-        self.costs.size_ratio = self._size_ratio
+        self.costs.size_ratio, self.costs.least_plain_s = self._size_ratio, self._least_plain_s
         self._required_gain = 1.0 + _GAIN_PER_DOUBLING * self._num_doublings
         self._price()
 
@@ -121,11 +109,7 @@ class Lookahead:
     # ------------------------------------------------------------------ before a round
 
     def plan(self, num_rows: int | None = None) -> int:
-        """Return the maximum number of candidates for this round; 0 for plain decoding.
-
-        Args:
-            num_rows: rows that are active now, if not all rows of the call; costs depend on it.
-        """
+        """Return the maximum number of candidates for this round, with this many active rows; 0 for plain decoding."""
         if num_rows is not None and (num_rows - 1).bit_length() != self._num_doublings:
             self._set_rows(num_rows)
         self._reached.clear()
@@ -137,23 +121,23 @@ class Lookahead:
     def _limit(self) -> int:
         """Choose the maximum number of candidates of a round: 0, 1 for a trial, or the maximum."""
         self._is_trial = False
-        if not self.costs.plain:
-            return 0  # the first round measures a plain pass
+        costs = self.costs
+        if not (costs.plain or (self._size_ratio and self._prefill_s)):
+            return 0  # nothing predicts costs: the first round measures a plain pass
         if self._gain >= 1.0:  # drafting is faster
             self._lost.clear()
-            if self.costs.is_plain_due(self._gain) or not self._pays():
+            if costs.is_plain_due(self._gain) or not self._pays():
                 return 0
-            return MAX_CANDIDATES if self.costs.draft.points else 1  # the first one measures what drafting costs
-        if self.costs.num_since_plain and not self._has_won:
+            if not (costs.draft.points or self._size_ratio):
+                return 1  # measures what drafting costs
+            return min(_FIRST_CANDIDATES + int(self._acceptance.num_accepted), MAX_CANDIDATES)
+        if not costs.plain or (costs.num_since_plain and not self._has_won):
             return 0  # a plain pass shows whether something else slows all passes down
         self._is_trial = self._trial_loss_s() <= self._trial_budget_s()
         return int(self._is_trial)
 
     def _pays(self) -> bool:
-        """Whether drafting in the rest of the call is expected to repay the time to read the prompt.
-
-        A loss within the budget for trials is allowed.
-        """
+        """Whether drafting is expected to repay the time to read the prompt, or to lose no more than trials may."""
         self._reading_loss_s = self._reading_loss_of(self._gain)
         return self._reading_loss_s <= self._trial_budget_s()
 
@@ -167,7 +151,7 @@ class Lookahead:
             optimistic_s = min(cost - num_tokens for cost, num_tokens in self._lost) * prices.plain_s
         else:
             optimistic_s = max(1.0 - hope, 0.0) * self.costs.guess(prices.plain_s).round_s(1.0)
-        loss_s = min((1.0 - self._gain) * prices.round_s(1.0), optimistic_s) + self.reading_s
+        loss_s = min((1.0 - self._gain) * prices.round_s(1.0), optimistic_s)
         # If the trial could show a gain, the call would go on drafting, which repays the reading.
         return loss_s + (max(self._reading_loss_of(max(hope, 1.0)), 0.0) if self._num_unread else 0.0)
 
@@ -185,10 +169,8 @@ class Lookahead:
         return len(self._lost) == _NUM_TRIALS
 
     def _reading_loss_of(self, gain: float) -> float:
-        """Return the seconds of reading the prompt that the rest of the call does not save at this gain.
-
-        A call may end early, so it is expected to generate as many tokens again as it has, within its limit.
-        """
+        """Return the seconds of reading the prompt that the rest of the call does not save at this gain."""
+        # A call may end early, so it is expected to generate as many tokens again as it has, within its limit.
         num_left = min(self._num_left, max(self._num_written, _MOST_COUNTED))
         return self._unread_s() - (1.0 - 1.0 / gain) * num_left * self.prices.plain_s
 
@@ -226,7 +208,7 @@ class Lookahead:
         Returns:
             The number and its expected output tokens per second and row; 0 if none pays off.
         """
-        if not self.costs.plain:
+        if not (self.costs.plain or self.costs.block.points):
             return 0, 0.0  # plain decoding is measured first
         required = 1.0 if self.costs.is_flat else self._required_gain  # free slots are filled at no cost
         best, best_rate = 0, required / self.prices.plain_s
@@ -244,7 +226,7 @@ class Lookahead:
 
     def go_on(self, row: int, proposals: Sequence[Proposal]) -> bool:
         """Return whether a row should draft one more candidate; called once after each candidate."""
-        is_adaptive = self.fixed is None and bool(self.costs.plain)
+        is_adaptive = self.fixed is None
         confidence = proposals[-1].confidence
         reach = self._reached.get(row, 1.0) * (self._acceptance.rate(confidence) if is_adaptive else confidence)
         self._reached[row] = reach
@@ -255,6 +237,8 @@ class Lookahead:
     def learn_prefill(self, seconds: float) -> None:
         """Record the time of the target's pass over the prompt."""
         self._prefill_s = seconds
+        self._least_plain_s = self.costs.least_plain_s = seconds / max(self._num_unread, 1)
+        self._price()
 
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""

@@ -1,5 +1,6 @@
 """A target's and a draft's tokenizer, and the draft's text read as target tokens."""
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
@@ -18,7 +19,7 @@ UNKNOWN = -2
 """Placeholder for the first target token of a draft token that has not been encoded yet."""
 
 _MAX_REMEMBERED = 200_000
-"""Number of texts whose first target token is cached. Increase to re-encode fewer texts; decrease to save memory."""
+"""Number of texts whose first target token is cached."""
 
 
 class Continuation(NamedTuple):
@@ -50,7 +51,7 @@ class TargetReader:
         self._firsts[maps.draft_sorted.ids] = maps.draft_sorted.ids if maps.is_identity else UNKNOWN
         for draft_id, target_id in maps.control_to_target.items():
             self._firsts[draft_id] = target_id
-        self.of_text = lru_cache(_MAX_REMEMBERED)(self._of_text)
+        self.of_text = lru_cache(_MAX_REMEMBERED)(copy(self)._of_text)  # of a copy, since a cycle would keep the maps
 
     def __getitem__(self, draft_ids: int | IntArray) -> Any:
         """Return the first target token of an isolated draft token, or of each in an array."""

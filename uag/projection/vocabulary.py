@@ -3,6 +3,7 @@
 import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from uag.adapters import TokenizerAdapter, map_controls
 from uag.projection.tree import IntArray
 
 _MAX_REMEMBERED = 100_000
-"""Number of texts whose neighbors are cached. Increase to repeat fewer lookups; decrease to save memory."""
+"""Number of texts whose neighbors are cached."""
 
 
 class Neighbors(NamedTuple):
@@ -49,7 +50,7 @@ class SortedBytes:
         self.texts: list[bytes] = [texts[token_id] for token_id in ids]
         self.ids: IntArray = np.array(ids, dtype=np.int64)
         self.max_length: int = max(map(len, self.texts), default=0)
-        self.neighbors = lru_cache(_MAX_REMEMBERED)(self._find_neighbors)
+        self.neighbors = lru_cache(_MAX_REMEMBERED)(copy(self)._find_neighbors)  # of a copy, which makes no cycle
 
     def prefix_range(self, prefix: bytes) -> tuple[int, int]:
         """Return the half-open range of positions whose text begins with `prefix`."""

@@ -1,16 +1,60 @@
 """Fields of requests that transformers' server ignores, runs or reads differently from OpenAI's API."""
 
 import json
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
-_IGNORED = {"n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0, "echo": False, "presence_penalty": 0}
-"""Fields that transformers' server ignores, with the value for which that is right."""
+_EVERYWHERE = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "generation_config"}
+SERVED = {
+    "/v1/completions": _EVERYWHERE | {"prompt", "max_tokens", "frequency_penalty", "stop"},
+    "/v1/chat/completions": _EVERYWHERE
+    | {"messages", "max_tokens", "max_completion_tokens", "frequency_penalty", "logit_bias", "stop", "tools"}
+    | {"chat_template_kwargs"},
+    "/v1/responses": _EVERYWHERE | {"input", "instructions", "max_output_tokens", "tools"},
+}
+"""The paths whose requests are checked, and the fields that their answers obey."""
+
+HARMLESS = {
+    *("metadata", "user", "store", "service_tier", "safety_identifier", "access_programs", "max_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"),
+}
+"""Fields that are ignored, since they do not change the answer."""
+
+REFUSED: dict[str, Any] = {
+    **{"n": 1, "best_of": 1, "echo": False, "suffix": "", "presence_penalty": 0, "logit_bias": {}},
+    **{"logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}, "modalities": ["text"], "audio": {}},
+    **{"functions": [], "function_call": ("auto", "none"), "tool_choice": ("auto", "none")},
+    **{"parallel_tool_calls": (True, False), "reasoning_effort": "medium", "verbosity": "medium"},
+    **{"moderation": None, "web_search_options": None, "background": False, "background_options": {}},
+    **{"context_management": [], "conversation": None, "image": {}, "include": [], "previous_response_id": None},
+    **{"prompt": None, "reasoning": {"effort": "medium"}, "truncation": "disabled"},
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+}
+"""Fields that are refused, with the values that ask for nothing: alternatives are a tuple, and an object may lack keys.
+None asks for nothing everywhere."""
+
+_WITH_TOOLS: dict[str, Any] = {"tool_choice": "auto", "parallel_tool_calls": True}
+"""The same, for requests with tools."""
+
+_TEXT = {"text", "input_text", "output_text"}
+_SEEN = {"image_url", "input_image", "video_url"}
+PARTS = {"LLM": _TEXT, "VLM": _TEXT | _SEEN, "MULTIMODAL": _TEXT | _SEEN | {"input_audio", "audio_url"}}
+"""The parts of a message that transformers reads, for each kind of target; it drops the others."""
+
+_DROPPED_OF_MESSAGES = ("audio", "function_call", "refusal")
 
 
-def problem(data: bytes) -> str:
+def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = "") -> str:
     """Return why a request would be answered wrongly or harm the server, in one sentence; empty if it would not.
 
     All other invalid requests are refused by transformers or by uag.
+
+    Args:
+        data: the body.
+        path: a key of `SERVED`.
+        modality: what transformers' server takes the target for; a key of `PARTS`.
+        chat_template: the target's.
     """
     try:
         body = json.loads(data)
@@ -19,18 +63,80 @@ def problem(data: bytes) -> str:
         return f"The body is not valid JSON in UTF-8: {error}."
     if not isinstance(body, dict):
         return "The body must be a JSON object."
-    for name, value in _IGNORED.items():
-        if body.get(name) not in (None, value):
-            return f"{name}={body[name]!r:.80} is not supported: leave it out, or send {json.dumps(value)}."
+    problems = chain(
+        _of_fields(body, path),
+        _of_tools(body.get("tools"), chat_template),
+        _of_messages(body, PARTS.get(modality, _TEXT)),
+        _of_extensions(body),
+    )
+    return next(problems, "")
+
+
+def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:
+    refused = REFUSED | (_WITH_TOOLS if body.get("tools") else {})
+    for name, value in body.items():
+        default = refused.get(name)
+        if name not in SERVED[path] | HARMLESS and not _asks_nothing(value, default):
+            one = default[0] if isinstance(default, tuple) else default
+            other = "" if one is None else f", or send {json.dumps(one)}"
+            yield f"{name}={json.dumps(value):.80} is not supported: leave it out{other}."
+
+
+def _of_messages(body: dict[str, Any], parts: set[str]) -> Iterator[str]:
+    for message in _messages(body):
+        for name in _DROPPED_OF_MESSAGES:
+            if message.get(name):
+                yield f"A message's {name} is not supported."
+        for part in _objects(message.get("content") or message.get("output")):
+            if isinstance(kind := part.get("type"), str) and kind not in parts:
+                yield f"This target does not read parts of the type {kind!r:.80}: send {', '.join(sorted(parts))}."
+
+
+def _of_extensions(body: dict[str, Any]) -> Iterator[str]:
+    """Check the fields that transformers' server adds to OpenAI's."""
     try:
         if "chat_template" in (body.get("chat_template_kwargs") or ()):
-            return "chat_template_kwargs must not have a chat_template, which would run on the server."
+            yield "chat_template_kwargs must not have a chat_template, which would run on the server."
+        config = json.loads(body.get("generation_config") or "{}")
         # Early exit changes the number of layers in the config that requests share, and not back after an error.
-        if "assistant_early_exit" in json.loads(body.get("generation_config") or "{}"):
-            return "generation_config must not have assistant_early_exit."
-    except (TypeError, ValueError) as error:
-        return f"chat_template_kwargs must be an object, and generation_config the JSON of one, as a text: {error}."
-    return ""
+        if "assistant_early_exit" in config:
+            yield "generation_config must not have assistant_early_exit."
+        if config.get("num_return_sequences", 1) not in (1, None):
+            yield "generation_config must not have num_return_sequences, since one sequence is returned."
+    except (TypeError, ValueError, AttributeError) as error:
+        yield f"chat_template_kwargs must be an object, and generation_config the JSON of one, as a text: {error}."
+
+
+def _asks_nothing(value: Any, default: Any) -> bool:
+    if isinstance(default, tuple):
+        return value is None or any(_asks_nothing(value, each) for each in default)
+    if isinstance(default, dict) and isinstance(value, dict):
+        return all(_asks_nothing(each, default.get(name)) for name, each in value.items())
+    # logprobs=0 asks for the chosen tokens' values, and logprobs=False for none
+    return value is None or (value == default and isinstance(value, bool) == isinstance(default, bool))
+
+
+def _of_tools(tools: Any, chat_template: str) -> Iterator[str]:
+    if tools and "tools" not in chat_template:
+        yield "The target's chat template has no place for tools: leave tools out."
+    for tool in _objects(tools):
+        if (kind := tool.get("type", "function")) != "function":
+            yield f"Tools of the type {kind!r:.80} are not supported: send functions."
+        function = tool.get("function")
+        if tool.get("strict") or (isinstance(function, dict) and function.get("strict")):
+            yield "strict=true is not supported for a tool, since arguments are not checked: leave it out."
+
+
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a chat or a response; items without a role are one message's parts if the first one is."""
+    items = _objects(body.get("input"))
+    if items and "role" not in items[0]:
+        return [{"content": items}]
+    return _objects(body.get("messages")) + [item for item in items if item.get("type") != "reasoning"]
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def complete(config: Any, default: Any) -> None:

@@ -20,24 +20,20 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils.import_utils import is_serve_available
 
 from uag.errors import OptionError, UagError
-from uag.hf import models
+from uag.hf import models, required_names
 from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
-from uag.serving.requests import complete, problem
+from uag.serving.requests import SERVED, complete, problem
 from uag.stats import Totals
 
 logger = logging.getLogger("uag")
 
 _SHUTDOWN_S = 10
-"""Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;
-decrease to stop sooner."""
+"""Seconds that running requests get after Ctrl-C to end their current pass."""
 
 _MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
-"""Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON. Increase to accept larger
-schemas of tools; decrease to bound how long one request can delay the others."""
-
-_CHECKED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+"""Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON."""
 
 _OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 _OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
@@ -95,6 +91,7 @@ class Server:
     ) -> None:
         if not is_serve_available():
             raise ImportError("uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'")
+        required_names.check(required_names.SERVER)
         from transformers.cli.serve import Serve
 
         dtype = check_dtype(dtype)
@@ -112,7 +109,9 @@ class Server:
         self._socket = _bound(host, port)
         tokenizer = load_tokenizer(target, role="target")
         served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
+        required_names.require(served, "_model_manager", "_generation_state", "server")
         model, self._processor = self._assist(served._model_manager, draft, options)
+        self._modality = served._model_manager.get_model_modality(model, processor=self._processor).name
         self._get_manager = served._generation_state.get_manager
         served._generation_state.get_manager = self._manager
         most = models.max_positions(model)
@@ -188,11 +187,12 @@ class Server:
 
         async def refuse(request: Request, run: Callable[[Request], Awaitable[Response]]) -> Response:
             status, reason = 400, ""
-            if request.method == "POST" and request.url.path in _CHECKED:
+            if request.method == "POST" and (path := request.url.path) in SERVED:
                 data = await request.body()
                 # The server would tokenize it between the tokens of other answers.
                 is_long = len(data) > self._most_bytes and isinstance(self._processor, PreTrainedTokenizerBase)
-                reason = self._too_long if is_long else problem(data)
+                template = str(getattr(self._processor, "chat_template", None))
+                reason = self._too_long if is_long else problem(data, path, self._modality, template)
             try:
                 if not reason:
                     return await run(request)

@@ -1,23 +1,81 @@
-"""Draft for the requests of a serving engine, which start, move, pause, share prompts and end."""
+"""Draft for the requests of a serving engine, of which only the ids are known.
+
+The draft's batch has a row for each request that the last round drafted for. Wherever the engine puts a request, it
+keeps the row whose ids its own ids continue; a request without such a row gets a new one, which reads its whole text.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from uag.drafting import RowMaker, TorchPasses, check_draft, draft_steps, run_waves
+from uag.drafting import Row, RowMaker, TorchPasses, check_draft, draft_steps, fit_context, run_waves
 from uag.errors import UnsupportedError
 from uag.hf import models
+from uag.hf.cache import caches
+from uag.hf.cache.book import Book
 from uag.lookahead import RowOutcome
 from uag.projection import Scoring, TokenizerPair
-from uag.proposal import Proposal
+from uag.proposal import Proposal, num_equal
 from uag.vllm.pace import Pace
-from uag.vllm.requests import IdArray, Request, RequestPool, ServingStats
+
+IdArray = npt.NDArray[np.integer[Any]]
 
 _NO_ID = (1 << 31) - 1
 """Replaces negative ids, which no vocabulary has."""
+
+_NUM_LAST = 8
+"""Draft tokens at the end of a prompt that are read in the batch, because healing uses their distributions."""
+
+_TOKENS_PER_CANDIDATE = 4
+"""Draft tokens that a candidate is assumed to need."""
+
+
+@dataclass
+class ServingStats:
+    """Statistics since the start, over all requests.
+
+    Attributes:
+        num_rounds: calls that drafted.
+        num_paused_rounds: calls that drafted nothing because it would not have paid.
+        num_candidate_tokens: candidates proposed.
+        num_accepted_tokens: candidates that the target accepted, as seen in the next contexts.
+        num_begun: rows created.
+        num_left_out: rows that were not drafted for because the cache was too small.
+        num_draft_forwards: draft passes.
+        draft_s: seconds spent, projection included.
+        failures: number of calls that raised an error, by the error's class; each proposed nothing.
+    """
+
+    num_rounds: int = 0
+    num_paused_rounds: int = 0
+    num_candidate_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_begun: int = 0
+    num_left_out: int = 0
+    num_draft_forwards: int = 0
+    draft_s: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Request:
+    """A row of the draft's batch, the target ids of its last round, and its proposals in that round."""
+
+    row: Row
+    ids: IdArray
+    proposals: list[Proposal] = field(default_factory=list)
+
+    def is_continued_by(self, ids: IdArray) -> bool:
+        """Whether `ids` begin with this request's ids."""
+        size = self.ids.size
+        can_be = size <= ids.size and self.ids[-1] == ids[size - 1]  # cheap, for hundreds
+        return bool(can_be and (self.ids == ids[:size]).all())
 
 
 class RequestDrafter:
@@ -44,55 +102,110 @@ class RequestDrafter:
         self.model = open_for_requests(model, len(pair.maps.draft_bytes))
         self.stats = ServingStats()
         self.pace = Pace(min_confidence)
-        maker = RowMaker(model, pair)
-        self.strategy = maker.strategy
+        self.requests: dict[int, Request] = {}  # by position in the engine's batch, in the order of the draft's batch
+        self._max_cached_tokens = max_cached_tokens
+        self._maker = RowMaker(model, pair)
+        self.strategy = self._maker.strategy
         eos_id = pair.target.controls.eos_id
         self._scoring = lambda _: Scoring(vocab_size)
         self._stop_ids = frozenset(() if eos_id is None else (eos_id,))
-        self.requests = RequestPool(maker, self.model, max_cached_tokens, self.stats)
 
     def reset(self) -> None:
         """Drop every request, but keep learned values and statistics."""
-        self.requests.clear()
+        self.requests = {}
+        self.model.start(())
         self.pace.interrupt()
 
     def propose(self, contexts: Sequence[IdArray], limits: Sequence[int]) -> list[list[Proposal]]:
         """Return at most `limits[i]` proposals for request i; `contexts[i]` are its target ids, prompt and output."""
-        start_s = draft_start_s = time.perf_counter()
-        stats = self.stats
+        start_s = time.perf_counter()
         proposals: list[list[Proposal]] = [[] for _ in contexts]
         # Copied, because the engine reuses its buffers.
-        contexts_by_place = {
-            i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size
-        }
-        if not contexts_by_place:
+        running = {i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size}
+        if not running:
             self.pace.interrupt()
             return proposals
-        sizes = [ids.size for ids in contexts] if len(contexts_by_place) == len(contexts) else []
+        sizes = [ids.size for ids in contexts] if len(running) == len(contexts) else []
         outcomes: list[RowOutcome] = []
-        requests = self.requests.find(contexts_by_place, outcomes) if self.pace.has_drafted else None
-        limit = self.pace.plan(sizes, len(contexts_by_place), start_s, outcomes)
+        known = self._known(running, outcomes)
+        limit = self.pace.plan(sizes, len(running), start_s, outcomes)
         if limit:
-            if requests is None:
-                requests = self.requests.find(contexts_by_place, outcomes)
-            new = {i: self.requests.begin(ids) for i, ids in contexts_by_place.items() if i not in requests}
             limits = [min(limit, n) for n in limits]
-            active = self.requests.activate(requests | new, limits)
-            if new:  # whose prompts were read
-                draft_start_s = time.perf_counter()
-            self._draft(active, limits, proposals)
+            requests = {i: known.get(i) or self._begun(ids) for i, ids in running.items()}
+            self._set_batch(self._fitting(requests, limits))
+            self._draft(limits, proposals)
         else:
-            stats.num_paused_rounds += 1
+            self.stats.num_paused_rounds += 1
         end_s = time.perf_counter()
-        stats.draft_s += end_s - start_s
-        lengths = [len(proposals[i]) for i in contexts_by_place]
-        self.pace.end(sizes, lengths, end_s - draft_start_s, end_s, draft_start_s - start_s)
+        self.stats.draft_s += end_s - start_s
+        self.pace.end(sizes, [len(proposals[i]) for i in running], end_s - start_s, end_s)
         return proposals
 
-    def _draft(self, active: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
-        """Append candidates of these requests to `proposals`."""
+    def _known(self, running: Mapping[int, IdArray], outcomes: list[RowOutcome]) -> dict[int, Request]:
+        """Return the request that each context continues, updated to it, and append what became of its proposals."""
+        known: dict[int, Request] = {}
+        free = set(self.requests.values())
+        for i, ids in running.items():
+            at_i = (self.requests[i],) if i in self.requests else ()  # most requests keep their position
+            found = (one for one in chain(at_i, self.requests.values()) if one in free and one.is_continued_by(ids))
+            if (request := next(found, None)) is None:
+                continue
+            free.remove(request)
+            known[i] = request
+            new: list[int] = ids[request.ids.size :].tolist()
+            num_accepted = num_equal((proposal.target_id for proposal in request.proposals), new)
+            request.row.accept(num_accepted, new)
+            if new:
+                outcomes.append((request.proposals, num_accepted))
+                self.stats.num_accepted_tokens += num_accepted
+            request.ids, request.proposals = ids, []
+        return known
+
+    def _begun(self, ids: IdArray) -> Request:
+        self.stats.num_begun += 1
+        return Request(self._maker.make(ids.tolist()), ids)
+
+    def _fitting(self, requests: Mapping[int, Request], limits: Sequence[int]) -> dict[int, Request]:
+        """Return the requests without the longest ones, as far as the cache is too small for all."""
+        needs = {}
+        for i, request in requests.items():
+            fit_context(request.row, self.model.max_positions)
+            num_tokens = len(request.row.path) + request.row.num_to_feed()
+            needs[i] = num_tokens + _TOKENS_PER_CANDIDATE * limits[i]
+        while needs and max(needs.values()) * len(needs) > self._max_cached_tokens:
+            del needs[max(needs, key=lambda i: needs[i])]
+            self.stats.num_left_out += 1
+        return {i: requests[i] for i in needs}
+
+    def _set_batch(self, requests: dict[int, Request]) -> None:
+        """Make these requests the draft's batch, and read the prompts of new ones."""
+        before, now = list(self.requests.values()), list(requests.values())
+        self.requests = requests
+        if now == before:
+            return
+        rows = [request.row for request in now]
+        if set(now).isdisjoint(before):
+            self.model.start(rows)
+        else:
+            self.model.rows = rows
+            self.model.books[0].take([before.index(one) if one in before else None for one in now])
+        for place, row in enumerate(rows):
+            if not row.path and len(rows) > 1:
+                self._read(place, row)
+
+    def _read(self, place: int, row: Row) -> None:
+        """Read a prompt except for its last tokens alone, since all other rows would be padded to its length."""
+        row.adopt(max(len(row.queued_ids()) - _NUM_LAST, 0))
+        if row.path:
+            alone = Book(caches.dynamic_cache)
+            with self.model.counted(reads_prompt=True):
+                self.model.run(alone, {0: row.path})
+            self.model.books[0].put(place, alone)
+
+    def _draft(self, limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
+        """Append candidates of the batch's requests to `proposals`."""
         steps = {}
-        for place, (i, request) in enumerate(active.items()):
+        for place, (i, request) in enumerate(self.requests.items()):
             request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
             steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)

@@ -15,16 +15,11 @@ class Pace:
     """
 
     def __init__(self, min_confidence: float | None = None) -> None:
-        self.lookahead = Lookahead(min_confidence=min_confidence or 0.0)
+        self.lookahead = Lookahead(None if min_confidence is None else MAX_CANDIDATES, min_confidence or 0.0)
         self._has_clock = min_confidence is None
         self._sizes: list[int] = []
         self._lengths: list[int] = []
         self._draft_s = self._ended = 0.0
-
-    @property
-    def has_drafted(self) -> bool:
-        """Whether the last round had candidates, whose outcomes can be learned from."""
-        return any(self._lengths)
 
     def interrupt(self) -> None:
         """Forget the last round: the time until the next one is not an engine's step."""
@@ -52,18 +47,6 @@ class Pace:
             self.lookahead.learn_round(Round(mean, self._draft_s, step_s, outcomes, is_special=not is_same))
         return self.lookahead.plan(num_requests)
 
-    def end(
-        self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, reading_s: float = 0.0
-    ) -> None:
-        """Record a round.
-
-        Args:
-            sizes: as in `plan`.
-            lengths: number of candidates of each request that can take candidates.
-            draft_s: seconds of drafting.
-            now: time at which the candidates are returned, in seconds.
-            reading_s: seconds before, in which the draft read the prompts of new requests; 0 without any.
-        """
-        if reading_s:
-            self.lookahead.reading_s = reading_s  # the next trial will read about as much
+    def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float) -> None:
+        """Record a round: how many candidates each request got, the seconds of drafting, and when it ended."""
         self._sizes, self._lengths, self._draft_s, self._ended = list(sizes), list(lengths), draft_s, now

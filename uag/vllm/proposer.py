@@ -1,7 +1,7 @@
 """Drafts inside vLLM, through its `custom_class` method.
 
 vLLM creates one `Proposer` per worker, with its configuration, and calls it after each step for candidates of every
-running request. This package does not import vLLM. See docs/vllm.md for usage and tested versions.
+running request. This package does not import vLLM. See docs/integrations.md for usage and tested versions.
 """
 
 import logging
@@ -18,8 +18,7 @@ from uag.errors import OptionError, UnsupportedError
 from uag.loading import check_dtype, load_model, load_tokenizer
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
-from uag.vllm.drafter import RequestDrafter
-from uag.vllm.requests import ServingStats
+from uag.vllm.drafter import RequestDrafter, ServingStats
 
 logger = logging.getLogger("vllm.uag")  # a child of vLLM's logger, whose handlers it uses
 

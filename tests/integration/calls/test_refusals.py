@@ -50,6 +50,16 @@ def target() -> Any:
     return tiny_target("llama")[0]
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.uint8])
+def test_inputs_that_are_no_ids(target: Any, assistant: uag.Assistant, kind: torch.dtype) -> None:
+    """Plain decoding raises an error of the embedding."""
+    message = f"input_ids are {kind}. Pass ids as torch.int64"
+    with pytest.raises(OptionError, match=message):
+        assistant.generate(target, INPUTS.to(kind), max_new_tokens=4)
+    with pytest.raises(OptionError, match=message):
+        target.generate(INPUTS.to(kind), max_new_tokens=4, custom_generate=assistant)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

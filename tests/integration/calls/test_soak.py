@@ -111,8 +111,9 @@ def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) ->
 
 def is_idle(assistant: uag.Assistant) -> bool:
     """Whether an assistant keeps nothing from its last call except learned values."""
-    drafter: Any = assistant._drafter
-    if any(getattr(drafter, name, None) for name in ("_rows", "_known")) or assistant._lock.locked():
+    drafter: Any = assistant._sessions[0].drafter
+    is_busy = any(session.call for session in assistant._sessions)
+    if any(getattr(drafter, name, None) for name in ("_rows", "_known")) or is_busy:
         return False
     passes: Any = drafter.model if isinstance(drafter, ModelDrafter) else None
     return passes is None or (not passes.books and not passes.rows)

@@ -37,8 +37,8 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
     assert len(stats.rows) == stats.batch_size == ids.shape[0]
     for name in ("num_candidate_tokens", "num_accepted_tokens", "num_output_tokens"):
         assert getattr(stats, name) == sum(getattr(row, name) for row in stats.rows), name
-    assert stats.num_candidate_tokens == sum(stats.candidates_by_position)
-    assert stats.num_accepted_tokens == sum(stats.accepted_by_position)
+    assert stats.num_candidate_tokens == sum(stats.candidates_by_source.values())
+    assert stats.num_accepted_tokens == sum(stats.accepted_by_source.values())
     for row, sources, written in zip(stats.rows, stats.sources, ids[:, prompt_length:].tolist(), strict=True):
         size = next((place + 1 for place, i in enumerate(written) if i in eos_ids), len(written))
         assert row.num_output_tokens == len(sources) == size

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from uag import installing
 
 TEXT = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
-SECTIONS = dict(section.split("\n", 1) for section in re.split(r"^##? ", TEXT, flags=re.MULTILINE)[1:])
+SECTIONS = dict(section.split("\n", 1) for section in re.split(r"^#{1,3} ", TEXT, flags=re.MULTILINE)[1:])
 PACKAGES = {"LangChain": "langchain_huggingface", "smolagents": "smolagents", "TRL": "trl"}
 BEFORE = {"LangChain": ["Pipelines"], "smolagents": ["A chat with streaming"]}
 
@@ -33,7 +33,7 @@ def test_a_recipe_is_assisted(
         pytest.importorskip(PACKAGES[title])
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "recipe"}
-    for part in ("Integrations", *BEFORE.get(title, ())):
+    for part in ("Code that calls generate", *BEFORE.get(title, ())):
         exec(compile(code_of(part), part, "exec"), names)
     model = names["model"]
     num_calls = installing._attachments[model][0].totals.num_calls

@@ -190,6 +190,10 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n=2 is not supported: leave it out, or send 1"),
     ({"logprobs": 2}, "logprobs=2 is not supported: leave it out, or send false"),
     ({"presence_penalty": 0.5}, "presence_penalty=0.5 is not supported"),
+    ({"logprobs": 0}, "logprobs=0 is not supported: leave it out, or send false"),
+    ({"suffix": "b"}, 'suffix="b" is not supported'),
+    ({"logit_bias": {"5": 3}}, "logit_bias=.* is not supported"),
+    ({"min_tokens": 5}, "min_tokens=5 is not supported: leave it out"),
     ({"generation_config": "{"}, "generation_config the JSON of one, as a text"),
     ({"generation_config": "3"}, "generation_config the JSON of one, as a text"),
     ({"generation_config": '{"max_new_tokens": "x"}'}, "The request cannot be served: .*'str'"),
@@ -207,6 +211,18 @@ CHATS: list[tuple[Any, str]] = [
     ("hello", "The request cannot be served"),
     ([{"content": "no role"}], r"The request cannot be served: KeyError\('role'\)"),
     ([{"role": "user", "content": LONG}], "too long"),
+    (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+        "parts of the type 'image",
+    ),
+]
+CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "json_object"}}, r'response_format=.*leave it out, or send \{"type": "text"\}\.'),
+    ({"tool_choice": "required", "tools": []}, 'tool_choice="required" is not supported'),
+    ({"functions": [{"name": "f"}]}, "functions=.* is not supported"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "no place for tools"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}}, "must not have a chat_template"),
+    ({"chat_template_kwargs": 3}, "chat_template_kwargs must be an object"),
 ]
 RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({}, r"KeyError\('input'\)"),
@@ -216,8 +232,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "input_text", "text": LONG}]}, "too long"),
     ({"input": "x", "instructions": LONG}, "too long"),
     ({"input": "x", "instructions": 3}, "The request cannot be served"),
-    ({"input": "x", "chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}}, "must not have a chat_template"),
-    ({"input": "x", "chat_template_kwargs": 3}, "chat_template_kwargs must be an object"),
+    ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text=.* is not supported"),
 ]
 BODY: dict[str, Any] = {"model": "", "max_tokens": 2}
 INVALID = [
@@ -226,6 +241,10 @@ INVALID = [
         for fields, message in COMPLETIONS
     ),
     *(("chat/completions", json.dumps(BODY | {"messages": messages}).encode(), message) for messages, message in CHATS),
+    *(
+        ("chat/completions", json.dumps(BODY | {"messages": CHAT} | fields).encode(), message)
+        for fields, message in CHAT_FIELDS
+    ),
     *(
         ("responses", json.dumps({"model": "", "stream": False} | fields).encode(), message)
         for fields, message in RESPONSES

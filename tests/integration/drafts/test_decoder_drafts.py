@@ -367,6 +367,16 @@ def test_a_pass_without_memory_ends_drafting_with_a_sentence(monkeypatch: pytest
     assert_drafted(compare(target, given, assistant))
 
 
+def test_a_model_that_cannot_be_read_is_left_to_pytorch() -> None:
+    """Modules of others may be of any kind: this one leaves the scale to PyTorch's own attention."""
+    target, tokenizer = tiny_target("llama")
+    draft = copy.deepcopy(target)
+    draft.model.layers[1].self_attn.scaling = None
+    assistant = of(draft, tokenizer)
+    compare(target, batch(tokenizer, 1) | GREEDY, assistant)
+    assert how(assistant).startswith("in PyTorch: the draft could not be copied (TypeError")
+
+
 def test_the_copy_is_made_once() -> None:
     target, tokenizer, draft, draft_tokenizer = pair("llama")
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)

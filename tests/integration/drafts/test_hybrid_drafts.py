@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import uag
-from benchmarks.replay import Replay
+from benchmarks.replay import Replay, Text
 from tests.support.calls import GREEDY, SAMPLED, batch, compare, failing_after, left_padded, pair
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
-from uag.distill.writing import Text
 from uag.drafting import ModelDrafter, TorchPasses
 from uag.drafting.models.open_draft import open_passes
 from uag.lookahead import Lookahead

@@ -1,7 +1,7 @@
 """Custom drafters: the output is the target's for any candidates, and `uag.testing.check_drafter` checks them."""
 
+import random
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,6 +120,26 @@ def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], ret
         OptionError, match=rf"(?s)Garbage\.propose returned {returned}.* Return one list of .* each row, empty"
     ):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [3, None, "ab", (3, 0.5), Proposal("3", 0.5), Proposal(3.0, 0.5), Proposal(torch.tensor([3, 4]), 0.5)]  # type: ignore[arg-type]
+    + [Proposal(3, confidence) for confidence in (None, "0.5", 1.5, -0.1, float("nan"))],  # type: ignore[arg-type]
+)
+def test_what_is_no_proposal_is_an_error_that_names_the_drafter(wrong: Any) -> None:
+    drafter = Garbage(lambda: [[Proposal(3, 0.5), wrong]])
+    for length in (2, None):
+        with pytest.raises(
+            OptionError, match=r"(?s)Garbage\.propose returned \[\[.*Return lists of uag\.proposal\.Proposal"
+        ):
+            uag.Assistant(None, drafter=drafter, num_candidate_tokens=length).generate(
+                pair()[0], **left_padded(PROMPTS[:1]), **GREEDY
+            )
+    with pytest.raises(OptionError, match="Garbage"):
+        uag.Assistant(None, drafter=Garbage(lambda: [wrong]), num_candidate_tokens=2).generate(
+            pair()[0], **left_padded(PROMPTS[:1]), **GREEDY
+        )
 
 
 @pytest.mark.parametrize("wrong", [-1, 649, 2**70])
@@ -266,26 +286,21 @@ def _proposes(make: Callable[[Ask], Any]) -> Callable[[], Drafter]:
     return _fault(propose=lambda _, ask: make(ask))
 
 
-def _other_threads(self: Any, prompts: Any, source_ids: Any = None) -> None:
-    Repeats.start(self, prompts)
-    torch.set_num_threads(torch.get_num_threads() + 1)
+def _calls(method: str, act: Callable[..., Any], *, draws: bool = False) -> Callable[[], Drafter]:
+    """A drafter that does something before one of its methods; `act` gets the drafter and the method's arguments."""
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        act(self, *args)
+        return getattr(Repeats, method)(self, *args, **kwargs)
+
+    return _fault(**{method: changed}, draws=draws)
 
 
-def _kept_thread(self: Any, prompts: Any, source_ids: Any = None) -> None:
-    Repeats.start(self, prompts)
-    threading.Thread(target=threading.Event().wait, args=(20,), daemon=True).start()
+def _keeps(self: Any, *args: Any) -> None:
+    self.__dict__.setdefault("kept", []).append(args)
 
 
-class Shared(Repeats):
-    """Its copies share their rows."""
-
-    rows: list[list[int]] = []  # noqa: RUF012
-
-    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
-        self.rows[:] = [list(prompt) for prompt in prompts]
-
-    def release(self) -> None:
-        self.rows.clear()
+METHODS = ("start", "propose", "accept", "finish", "release")
 
 
 class FirstRow(Repeats):
@@ -325,26 +340,31 @@ class Remains(Repeats):
             "returns free and other candidates",
         ),
         (_proposes(lambda ask: [[Proposal(int(torch.rand(()) * 9), 0.5)] for _ in ask.limits]), "although `draws`"),
-        (_fault(start=lambda _, prompts, sources=None: [each.append(1) for each in prompts]), "changes the prompts"),
-        (_fault(accept=lambda self, row, num, ids: ids.clear()), "accept changes the output ids"),
+        (_fault(start=lambda _, prompts, sources=None: [each.append(1) for each in prompts]), "start changes a prompt"),
+        (_fault(accept=lambda self, row, num, ids: ids.clear()), "accept changes output ids"),
         (_fault(start=lambda self, prompts, source_ids=None: setattr(self, "rows", prompts), release=lambda self: None,
                 accept=lambda *_: None), "keeps a prompt after `release`"),
         (_fault(propose=lambda self, ask: [[] for self.ask in [ask] for _ in ask.limits]), "keeps an `Ask`"),
-        (_fault(start=_kept_thread), "leaves threads behind"),
-        (_fault(start=_other_threads), "changes the number of threads from"),
+        (_calls("accept", _keeps), "keeps output ids after `release`"),
+        (_calls("finish", _keeps), "keeps an output after `release`"),
         (FirstRow, "of a batch, and"),
         (Remains, "after a call that failed"),
-        (Shared, "they share state"),
     ],
 )  # fmt: skip
 def test_each_fault_of_a_drafter_is_named(make: Callable[[], Drafter], message: str) -> None:
-    num_threads = torch.get_num_threads()
     with pytest.raises(DrafterError, match=message):
         check(make())
-    torch.set_num_threads(num_threads)
 
 
-def test_a_drafter_that_cannot_be_copied_is_checked_as_far_as_possible() -> None:
-    drafter = Repeats()
-    drafter.lock = threading.Lock()  # type: ignore[attr-defined]
-    assert "cannot be copied" in check(drafter)[1]
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("draws", [False, True])
+def test_global_generators_are_left_alone(method: str, draws: bool) -> None:
+    for seed in (0, 11):
+        with pytest.raises(DrafterError, match=f"{method} seeds the default generator"):
+            check(_calls(method, lambda *_, seed=seed: torch.manual_seed(seed), draws=draws)())
+    for use in (lambda *_: random.seed(0), lambda *_: np.random.seed(0), lambda *_: random.random()):  # noqa: NPY002
+        with pytest.raises(DrafterError, match="generator of `random` or NumPy"):
+            check(_calls(method, use, draws=draws)())
+    if not draws:
+        with pytest.raises(DrafterError, match=f"{method} draws random numbers, although `draws` is False"):
+            check(_calls(method, lambda *_: torch.rand(1))())

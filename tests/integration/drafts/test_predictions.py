@@ -135,7 +135,7 @@ def test_ids_and_generator_are_plain_decodings(
     known, text = [spoiled(row) for row in output.tolist()], tokenizer.decode(output[0])
     assistant = assistant_of(eos=eos, length=None) if has_draft else uag.Assistant(None, None, tokenizer)
     accepted = 0
-    for prediction in (known, text, [text, *known[1:]], [[known[0], text], *[None] * (num_rows - 1)]):
+    for prediction in (known, text, [text, *known[1:]], [known[0], *[None] * (num_rows - 1)]):
         assistant.options.prediction = prediction
         accepted += compare(target, given, assistant, seed=7).accepted_by_source.get("prediction", 0)
     assert accepted > 0

@@ -25,7 +25,7 @@ from tests.support.device import DEVICE
 from tests.support.models import tiny_draft, tiny_model, tiny_of_class
 from tests.support.tiny_classes import class_names
 from uag.drafting import TorchPasses, check_draft
-from uag.drafting.models import static_passes
+from uag.drafting.models import graphed
 from uag.drafting.models.graphed import StaticPasses
 from uag.drafting.models.open_draft import open_passes
 from uag.errors import UnsupportedError
@@ -141,7 +141,7 @@ def test_recorded_draft_is_moved() -> None:
 
 @ROWS
 def test_recorded_passes_while_the_cache_grows(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_passes, "_SMALLEST", 16)
+    monkeypatch.setattr(graphed, "_SMALLEST", 16)
     passes = opened(llama())
     check(passes, num_rows, num_rounds=30)
     assert static.capacity(passes._static.cache) >= 64
@@ -329,7 +329,7 @@ def keep_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length is not set before a replay."""
     set_length = static.set_length
-    monkeypatch.setattr(static_passes, "static", SimpleNamespace(**vars(static) | {"set_length": lambda *_: None}))
+    monkeypatch.setattr(graphed, "static", SimpleNamespace(**vars(static) | {"set_length": lambda *_: None}))
     run = recorded.Recorded.run
 
     def running(self: Any, inputs: Any, cache: Any, length: int) -> Any:

@@ -115,7 +115,7 @@ def test_no_id_outside_the_head(vocab_size: int) -> None:
     "ids", [[1, 1536, 2], [1, -5, 2], list(range(3, 20))], ids=["beyond the head", "below zero", "too many"]
 )
 def test_bad_proposals_do_not_reach_vllm(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these would crash the engine (see the table in ENGINES.md); they simulate any bug in the drafter."""
+    """Each of these would crash the engine; they simulate any bug in the drafter."""
     served, running = demo_proposer(), demo_engine()
     bad = [Proposal(i, 1.0) for i in ids]
     monkeypatch.setattr(served._drafter, "propose", lambda contexts, limits: [bad for _ in contexts])

@@ -1,4 +1,4 @@
-"""Requests that start, move, pause, share prompts and end: each is drafted as if it were alone."""
+"""Requests that start, move, pause and end: each is drafted as if it were alone."""
 
 import random
 from functools import cache
@@ -105,7 +105,7 @@ def churn(checked: Checked, seed: int, pause: float = 0.3) -> None:
 
 def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
     """Assert that a row contains its request's output and the candidates proposed for it."""
-    for request in served.requests.active.values():
+    for request in served.requests.values():
         row: Any = request.row
         proposed = [proposal.target_id for proposal in request.proposals]
         if hasattr(row, "ids"):
@@ -141,39 +141,26 @@ def test_each_request_is_drafted_as_if_it_were_alone(pair: tuple[str, str], seed
     # A batch rounds differently from a single row, which can flip a tie; nothing else may differ.
     assert checked.num_different <= 0.02 * checked.num_asked
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
-    assert stats.num_begun == 7
-    assert stats.num_evicted == 0
+    assert stats.num_begun > 7, "some requests paused"
 
 
-def test_a_prompt_read_before_is_borrowed() -> None:
+def test_requests_that_move_keep_their_rows() -> None:
     engine = Engine(*texts(DEMO))
     checked = Checked(DEMO, engine)
-    for running in ([0], [0, 1], [1, 2]):
-        checked.running = running
-        engine.step(checked, running)
-        assert_true_cache(checked.drafter)
-    assert checked.num_different == 0
-    assert checked.drafter.stats.num_shared_tokens >= 50
-
-
-@pytest.mark.parametrize("pair", [DEMO, TWINS], ids=["demo", "twins"])
-def test_rows_that_find_no_room_begin_anew(pair: tuple[str, str]) -> None:
-    engine = Engine(*texts(pair))
-    checked = Checked(pair, engine, max_cached_tokens=400)
-    churn(checked, seed=5, pause=0.6)
-    stats = checked.drafter.stats
-    assert stats.num_evicted > 0
-    assert stats.num_begun > 7
-    assert stats.num_accepted_tokens > 0
+    churn(checked, seed=3, pause=0.0)
+    assert checked.drafter.stats.num_begun == 7
 
 
 def test_requests_with_the_same_text_each_have_a_row() -> None:
     (_, text, *_), (_, length, *_) = texts(DEMO)
     engine = Engine([text, text, text], [length] * 3)
     checked = Checked(DEMO, engine)
-    churn(checked, seed=4)
+    for _ in range(4):
+        checked.running = engine.unfinished()
+        engine.step(checked, checked.running)
+        assert len(checked.drafter.requests) == len(checked.running)
+        assert_true_cache(checked.drafter)
     assert checked.drafter.stats.num_begun == 3
-    assert checked.drafter.stats.num_shared_tokens > 0
     assert engine.num_accepted > 0
 
 
@@ -191,8 +178,7 @@ def test_the_cache_keeps_within_its_bound() -> None:
         step(served, engine, [request for request in engine.unfinished() if rng.random() > 0.5], 3)
         if not served.model.rows:
             continue
-        parked = sum(request.book.num_slots for request in served.requests.parked)
-        assert max(len(row.path) for row in served.model.rows) * len(served.model.rows) + parked <= 300
+        assert max(len(row.path) for row in served.model.rows) * len(served.model.rows) <= 300
     assert served.stats.num_left_out > 0
 
 

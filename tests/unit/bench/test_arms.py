@@ -1,20 +1,23 @@
 """Arms: each run starts from its seed, and its output and accepted tokens are counted."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 from tests.support.calls import left_padded
 from tests.support.models import tiny_model
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
 from tests.support.tokenizers import byte_level
-from uag.bench import Arm, BenchOptions, build_arms
+from tests.support.trained import small
+from uag.bench import Arm, BenchOptions, build_arms, heldout_prompts, losses
 from uag.bench.arms import run_arm
 from uag.errors import OptionError
-from uag.loading import Pair
+from uag.loading import Pair, encode
 from uag.stats import Stats
 
 
@@ -63,7 +66,7 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
 
 
 def test_unknown_arm_is_refused_with_the_list() -> None:
-    with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, transformers, prompt-lookup"):
+    with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, uag-no-draft, uag, "):
         BenchOptions(arm_names=("fast",))
 
 
@@ -73,7 +76,7 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     monkeypatch.setattr(target, "generate", lambda **kwargs: seen.append(kwargs["assistant_model"]))
     draft = SimpleNamespace(name="draft")
     pair = Pair(target, StubTokenizer(), "t", draft, StubTokenizer(), "d")
-    (arm,) = build_arms(pair, BenchOptions(arm_names=("transformers",)))
+    _, arm = build_arms(pair, BenchOptions(arm_names=("transformers",)))
     for _ in range(2):
         arm.generate(do_sample=True)
     assert seen[0] is seen[1] is not draft  # sampling modifies it
@@ -90,3 +93,33 @@ def test_a_call_without_hooks_counts_a_pass_per_step() -> None:
     assert all(figures["num_output_tokens"] == 8 and not figures["num_candidate_tokens"] for _, figures in runs)
     assert runs[0][0].equal(runs[1][0])
     assert "forward" not in vars(pair.target)
+
+
+def test_nothing_of_a_useless_draft_is_accepted_and_the_output_is_the_same() -> None:
+    pair = small()
+    inputs = encode(pair, [heldout_prompts()[0].content])
+    plain, no_draft, useless = build_arms(pair, BenchOptions(arm_names=("uag-no-draft", "uag-useless")))
+    options = {"max_new_tokens": 12, "do_sample": False}
+    output_ids, figures = run_arm(useless, pair, inputs, options | {"num_assistant_tokens": 3}, 0)
+    assert figures["num_candidate_tokens"] >= 12
+    assert figures["num_accepted_tokens"] == 0
+    assert figures["num_rounds"] == 11
+    assert output_ids.equal(run_arm(plain, pair, inputs, options, 0)[0])
+    assert run_arm(no_draft, pair, inputs, options, 0)[1]["num_candidate_tokens"] == 0
+
+
+def test_each_draft_has_its_own_arms_and_the_others_are_shared() -> None:
+    pair = small()
+    other = replace(pair, draft_name="other")
+    names = ("transformers", "uag", "uag-useless", "uag-lookup", "uag-draft")
+    arms = build_arms(pair, BenchOptions(arm_names=names), [other])
+    of_draft = [(arm.name, arm.draft) for arm in arms if arm.draft]
+    expected = [(name, draft) for name in ("uag", "uag-draft", "transformers") for draft in (pair.draft_name, "other")]
+    assert of_draft == expected
+    assert [arm.name for arm in arms if not arm.draft] == ["plain", "uag-lookup", "uag-useless"]
+
+
+def test_a_draft_whose_tokenizer_changes_text_is_named() -> None:
+    lossy = byte_level(normalizer=normalizers.Replace("``", '"'))
+    pairs = [Pair(None, None, "t", None, tokenizer, name) for tokenizer, name in ((lossy, "a"), (byte_level(), "b"))]
+    assert losses(pairs) == ["a: normalizes text (Replace)"]

@@ -1,15 +1,9 @@
-"""The first difference of two outputs, and whether it is the target's own rounding."""
+"""The first difference of two outputs."""
 
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 import torch
 
-from tests.support.calls import left_padded
-from tests.support.stubs import StubTarget, StubTokenizer
-from uag.bench.equality import MARGIN, Difference, first_difference, is_rounding, sampling_noise
-from uag.hf.cache.caches import CACHE
+from tests.support.stubs import StubTokenizer
+from uag.bench.equality import Difference, first_difference
 
 
 def test_first_difference_is_the_earliest_step_of_any_row() -> None:
@@ -20,54 +14,3 @@ def test_first_difference_is_the_earliest_step_of_any_row() -> None:
     difference = first_difference(torch.tensor([[1]]), torch.tensor([[1, 65]]))  # the arm's output goes on
     assert difference == Difference(row=0, step=1, plain_id=None, arm_id=65)
     assert difference.describe(StubTokenizer()) == "row 0, output token 1: 'A' where plain decoding has the end"
-
-
-class WidthDependentTarget(StubTarget):
-    """Selects id 2 in a one-token pass and id 3 in a block, by a margin that the test sets."""
-
-    def __init__(self, margin: float) -> None:
-        super().__init__()
-        self.margin = margin
-
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
-        logits = torch.zeros(*input_ids.shape, 5)
-        logits[..., 2] = 1.0
-        logits[..., 3] = 1.0 + (self.margin if input_ids.shape[1] > 1 else -self.margin)
-        return SimpleNamespace(logits=logits, **{CACHE: None})
-
-
-@pytest.mark.parametrize(
-    ("margin", "arm_id", "expected"),
-    [(MARGIN / 10, 3, True), (MARGIN * 10, 3, False), (MARGIN / 10, 4, False), (-MARGIN / 10, 3, False)],
-    ids=["close", "wide margin", "no block selects it", "plain's token is not selected alone"],
-)
-def test_replay_excuses_a_close_difference_that_both_forms_show(margin: float, arm_id: int, expected: bool) -> None:
-    difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
-    assert is_rounding(WidthDependentTarget(margin), left_padded([[4, 4]]), plain_ids, difference) is expected
-
-
-@pytest.mark.parametrize(
-    ("margin", "arm_id", "expected"),
-    [(0.01, 3, True), (0.01, 4, False), (0.0, 4, False)],
-    ids=["as close as the two forms", "wide margin", "forms that agree"],
-)
-def test_in_half_precision_a_difference_as_large_as_that_of_two_forms_is_excused(
-    margin: float, arm_id: int, expected: bool
-) -> None:
-    target = WidthDependentTarget(margin)
-    target.dtype = torch.bfloat16
-    difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
-    assert is_rounding(target, left_padded([[4, 4]]), plain_ids, difference) is expected
-
-
-def test_sampling_noise_is_what_multinomial_adds() -> None:
-    num_rows, vocabulary_size, num_steps = 3, 50, 6
-    logits = torch.randn(num_steps, num_rows, vocabulary_size, generator=torch.Generator().manual_seed(7))
-    torch.manual_seed(11)
-    drawn = [torch.multinomial(step_logits.softmax(dim=-1), 1).squeeze(1) for step_logits in logits]
-    state = torch.get_rng_state()
-    for step in range(num_steps):
-        for row in range(num_rows):
-            noise = sampling_noise(11, step, num_rows, row, vocabulary_size, torch.device("cpu"))
-            assert int((logits[step, row] + noise).argmax()) == int(drawn[step][row])
-    assert torch.equal(torch.get_rng_state(), state)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.support.stubs import plain_arm, shown, stub_pair, writer
-from uag.bench import BenchOptions, Prompt, Record, measure, measuring, summarize, summary_table
+from uag.bench import BenchOptions, Prompt, Record, conclusions, measure, measuring, summary_table
 from uag.bench.arms import Arm
 from uag.errors import OptionError
 from uag.loading import Pair
+from uag.stats import Stats
 
 Measured = Callable[..., list[Record]]
 
@@ -43,7 +44,7 @@ def test_equal_arms_are_reported_with_counts(pair: Pair, measured: Measured) -> 
     assert record.difference is None
     assert plain.num_candidate_tokens == 0
     entry = json.loads(json.dumps(record.to_dict(pair)))
-    assert {"seconds", "commit", "versions", "hardware", "dtype", "target", "draft"} <= set(entry)
+    assert {"seconds", "versions", "hardware", "dtype", "target", "draft"} <= set(entry)
 
 
 @pytest.mark.parametrize("outputs", [["abXd"] * 3, ["abcd", "abcd", "abXd"]], ids=["at once", "later"])
@@ -54,12 +55,27 @@ def test_an_arm_that_differs_has_no_figures(outputs: list[str], pair: Pair, meas
     assert (record.seconds, record.num_output_tokens) == (None, 0)
 
 
-def test_rounding_is_counted_and_shown(pair: Pair, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "is_rounding", lambda *_, **__: True)
+def test_in_half_precision_a_difference_is_counted_and_shown(pair: Pair, measured: Measured) -> None:
+    pair.target.dtype = torch.bfloat16
     records = measured(plain_arm(pair), writer(pair, "abXd"))
     assert records[1].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
-    table = shown(summary_table(summarize(records)))
-    assert "uag: 1 outputs differ by the target's own rounding" in table
+    assert records[1].refusal is None
+    table = " ".join(shown(summary_table(records)).split())
+    assert "uag: 1 of 1 outputs differ from plain decoding's, by rounding in half precision" in table
+
+
+@pytest.mark.parametrize("is_promised", [True, False])
+def test_a_difference_from_uag_without_a_draft_is_refused_where_the_call_promises_none(
+    pair: Pair, measured: Measured, is_promised: bool
+) -> None:
+    pair.target.dtype = torch.bfloat16
+    stats = Stats(is_draft_independent=is_promised)
+    ours = Arm("uag", writer(pair, "abYd").generate, lambda: stats)
+    records = measured(plain_arm(pair), writer(pair, "abXd", name="uag-no-draft"), ours)
+    assert records[1].dependence is None
+    assert records[2].dependence == "row 0, output token 2: 'Y' where uag-no-draft has 'X'"
+    assert (records[2].refusal == f"differs from uag-no-draft at {records[2].dependence}") is is_promised
+    assert conclusions(records)["is_equal"] is not is_promised
 
 
 def test_what_transformers_refuses_is_noted(pair: Pair, measured: Measured) -> None:
@@ -70,6 +86,15 @@ def test_what_transformers_refuses_is_noted(pair: Pair, measured: Measured) -> N
     assert record.refusal == "ValueError: assisted generate is only supported for batch_size = 1"
     with pytest.raises(ValueError, match="only supported"):  # an error of uag's own is never hidden
         measured(plain_arm(pair), Arm("uag", refuse))
+
+
+def test_an_arm_without_memory_is_noted(pair: Pair, measured: Measured) -> None:
+    def exhausted(**_: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    records = measured(plain_arm(pair), Arm("uag", exhausted))
+    assert records[1].refusal == "OutOfMemoryError: out of memory"
+    assert conclusions(records)["is_equal"]
 
 
 def test_arms_warm_up_and_take_turns(pair: Pair, measured: Measured) -> None:
@@ -107,9 +132,9 @@ def test_a_baseline_may_differ_and_the_table_says_how_often(pair: Pair, measured
     records = measured(plain_arm(pair), rounded, prompts=("x", "y"), num_trials=1)
     assert records[1].refusal is None
     assert records[1].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
-    table = shown(summary_table(summarize(records)))
+    table = " ".join(shown(summary_table(records)).split())
     assert "0/2" in table
-    assert "plain-bfloat16: 2 outputs differ since it is bfloat16" in table
+    assert "plain-bfloat16: 2 of 2 outputs differ from plain decoding's, since it is bfloat16" in table
 
 
 def test_batches_cover_all_prompts(pair: Pair, measured: Measured) -> None:
@@ -123,7 +148,8 @@ def test_batches_cover_all_prompts(pair: Pair, measured: Measured) -> None:
         ({"num_trials": 0}, "must be at least 1"),
         ({"batch_size": 0}, "must be at least 1"),
         ({"is_compiled": True}, "compiled passes need a static cache: pass --cache static"),
-        ({"temperature": -1.0}, r"the temperature must be 0 \(greedy\) or more, not -1.0"),
+        ({"temperature": -1.0}, r"temperature=-1.0 and minutes=0.0 must be 0 or more"),
+        ({"minutes": -1.0}, r"temperature=0.0 and minutes=-1.0 must be 0 or more"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -131,8 +157,46 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         BenchOptions(**options)
 
 
-def test_in_half_precision_the_refusal_says_what_to_do(pair: Pair, measured: Measured) -> None:
-    pair.target.dtype = torch.bfloat16
-    _, record = measured(plain_arm(pair), writer(pair, "abXd"))
-    assert record.refusal is not None
-    assert record.refusal.endswith(", by more than rounding explains (compare in float32, or with a fixed width)")
+@pytest.fixture
+def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Arm]:
+    """Return a function that makes arms whose calls take ten seconds each, by a clock of their own."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def make(name: str) -> Arm:
+        def generate(**kwargs: Any) -> Any:
+            now[0] += 10.0
+            return writer(pair, "abcd").generate(**kwargs)
+
+        return Arm(name, generate)
+
+    return make
+
+
+def test_no_call_begins_after_the_bound_and_what_was_measured_is_reported(
+    measured: Measured, slow: Callable[[str], Arm]
+) -> None:
+    arms = slow("plain"), slow("uag")
+    records = measured(*arms, prompts="abcdefgh", num_trials=1, minutes=70 / 60)  # two warm-ups, then up to six calls
+    assert [(record.arm, record.prompt_ids) for record in records] == [
+        (arm, (str(number),)) for number in range(3) for arm in ("plain", "uag")
+    ]
+    assert all(record.trial_seconds for record in records)
+
+
+def test_what_the_first_batch_had_no_time_for_is_said(measured: Measured, slow: Callable[[str], Arm]) -> None:
+    arms = [slow(name) for name in ("plain", "uag", "transformers")]
+    plain, ours, theirs = measured(*arms, prompts="ab", num_trials=1, minutes=0.5)  # one warm-up of three is skipped
+    assert plain.trial_seconds
+    assert ours.trial_seconds
+    assert theirs.refusal == "not measured within 0.5 minutes"
+    assert "transformers is excluded: not measured within 0.5 minutes" in shown(summary_table([plain, ours, theirs]))
+
+
+def test_progress_names_the_arm_and_grows_to_the_end(pair: Pair) -> None:
+    seen: list[tuple[float, str]] = []
+    arms = [plain_arm(pair), writer(pair, "abcd")]
+    options = BenchOptions(num_trials=2, max_new_tokens=16)
+    list(measure(pair, [Prompt("0", "x")], options, arms=arms, progress=lambda *shown: seen.append(shown)))
+    assert [name for _, name in seen] == ["plain, warm-up", "uag, warm-up", "plain", "uag", "plain", "uag"]
+    assert [share for share, _ in seen] == pytest.approx([number / 6 for number in range(6)])

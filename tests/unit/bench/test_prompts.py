@@ -23,7 +23,7 @@ MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": 
         ({"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}, Prompt("81", "Compose.")),
         ({"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "..."}, Prompt("HumanEval/0", "def f():\n")),
         ({"messages": MESSAGES}, Prompt("1", messages=tuple(MESSAGES))),
-        ({"prompt": "one", "text": " two"}, Prompt("1", "one", output=" two")),
+        ({"text": "one"}, Prompt("1", "one")),
     ],
 )
 def test_json_lines_are_read_packed_and_unpacked(tmp_path: Path, entry: dict[str, Any], prompt: Prompt) -> None:
@@ -55,9 +55,15 @@ def test_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
         ("p.jsonl", b"[" * 200_000, "line 1 is not JSON"),
         ("p.jsonl", b'{"prompt": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
         ("p.json", b'[{"prompt": "a"}]', r"is JSON: write JSON lines \(\.jsonl\)"),
-        ("p.jsonl", b'{"prompt": "a"}\n\n[1]\n', r"line 3 is not a prompt: expected 'prompt' .*, got '\[1\]'"),
+        (
+            "p.jsonl",
+            b'{"prompt": "a"}\n\n[1]\n',
+            r"line 3 is not a prompt: expected 'prompt' or 'text' .*, got '\[1\]'",
+        ),
         ("p.jsonl", b'{"prompt": " "}', "line 1 is not a prompt"),
         ("p.jsonl", b'{"turns": []}', "line 1 is not a prompt"),
+        ("p.jsonl", b'{"turns": "abc"}', "line 1 is not a prompt"),
+        ("p.jsonl", b'{"messages": []}', "line 1 is not a prompt"),
         ("p.jsonl", b'{"messages": ["hi"]}', "line 1 is not a prompt"),
     ],
 )

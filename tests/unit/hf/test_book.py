@@ -1,4 +1,4 @@
-"""A book finds each row's tokens in its cache after any appends, cuts and selections."""
+"""A book finds each row's tokens in its cache after any appends and cuts, and when rows come and go."""
 
 from functools import partial
 from itertools import pairwise
@@ -25,7 +25,8 @@ class Model:
 STEP = st.one_of(
     st.tuples(st.just("append"), st.lists(st.integers(0, 7), min_size=ROWS, max_size=ROWS).filter(any)),
     st.tuples(st.just("cut"), st.lists(st.integers(0, 9), min_size=ROWS, max_size=ROWS)),
-    st.tuples(st.just("select"), st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS)),
+    st.tuples(st.just("take"), st.permutations([None, None, *range(ROWS)]).map(lambda rows: rows[:ROWS])),
+    st.tuples(st.just("put"), st.tuples(st.integers(0, ROWS - 1), st.integers(1, 7))),
 )
 
 
@@ -71,10 +72,14 @@ def test_rows_of_a_book_hold_their_tokens(is_static: bool, steps: list[tuple[str
                 length = max(0, len(texts[row]) - num_cut)
                 assert book.cut(row, length) == length
                 del texts[row][length:]
-        elif not is_static:
-            lengths = [max(0, len(texts[row]) - place) for place, row in enumerate(how)]
-            book = book.select([(book, row, length) for row, length in zip(how, lengths, strict=True)])
-            texts = [texts[row][:length] for row, length in zip(how, lengths, strict=True)]
+        elif what == "take" and not is_static:
+            book.take(how)
+            texts = [[] if row is None else texts[row] for row in how]
+        elif what == "put" and not is_static:
+            row, length = how
+            other, texts[row] = Book(dynamic_cache), []
+            append(other, [texts[row]], [length], 1000.0 * number)
+            book.put(row, other)
         check(book, texts)
     book.tidy()
     check(book, texts)
@@ -113,3 +118,16 @@ def test_wiping_zeroes_only_the_slots_without_a_token() -> None:
         assert (of_slots[~is_used] == 0).all()
         assert torch.equal(of_slots[is_used].nan_to_num(), before[is_used].nan_to_num())
         assert (before[~is_used] != 0).any()
+
+
+@torch.no_grad()
+def test_a_row_that_is_left_alone_has_no_gaps() -> None:
+    """A pass over one row has no mask."""
+    book = Book(dynamic_cache, 2)
+    texts: list[list[float]] = [[], []]
+    append(book, texts, [3, 5], 0.0)
+    append(book, texts, [2, 1], 100.0)
+    book.take([1])
+    book.tidy()
+    check(book, texts[1:])
+    assert book.slots == [list(range(6))]

@@ -1,14 +1,18 @@
 """The contract with transformers: every name that uag uses exists, in the oldest and the newest supported release."""
 
+import ast
 import inspect
+import os
+import pkgutil
+import subprocess
+import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import transformers
-from transformers import GenerationMixin
-from transformers.generation import candidate_generator
+from transformers import DynamicCache, GenerationMixin, cache_utils
 
 import uag
 from uag.errors import CompatibilityError
@@ -40,20 +44,112 @@ def test_a_newer_release_is_allowed_with_one_warning(monkeypatch: pytest.MonkeyP
     uag.uninstall()
 
 
-@pytest.mark.parametrize("name", required_names.NAMES[GenerationMixin])
-def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.delattr(GenerationMixin, name)
-    message = rf"lacks GenerationMixin\.{name}, which uag needs. uag supports 5\.16"
-    with pytest.raises(CompatibilityError, match=message):
-        required_names.check()
+RENAMED = """
+import os, pkgutil, sys
+import transformers, torch._dynamo.callback
+
+def said_without(owner, name):
+    read, write = os.pipe()
+    if not os.fork():
+        found = pkgutil.resolve_name(owner)
+        for each in found.__mro__ if isinstance(found, type) else (found,):
+            if name in vars(each):
+                delattr(each, name)
+        getattr(found, "_class_to_module", {{}}).pop(name, None)  # from which transformers would import it again
+        try:
+            {use}
+            said = "nothing"
+        except BaseException as error:
+            said = f"{{type(error).__name__}}: {{error}}"
+        os.write(write, said.encode()[:2000])
+        os._exit(0)
+    os.close(write)
+    os.wait()
+    return os.read(read, 2000).decode()
+
+names = {names!r}
+for owner, name in names:  # loaded once, not in each fork
+    getattr(pkgutil.resolve_name(owner), name)
+assert not [module for module in sys.modules if module.split(".")[0] == "uag"]
+wrong = {{}}
+for owner, name in names:
+    said = said_without(owner, name)
+    if not (said.startswith("CompatibilityError: ") and f"lacks {{owner}}.{{name}}, which uag needs" in said):
+        wrong[owner, name] = said
+assert not wrong, wrong
+"""
 
 
-@pytest.mark.parametrize("door", [uag.install, lambda: uag.Assistant(None)], ids=["install", "Assistant"])
-def test_a_missing_function_is_named_at_every_door(door: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(candidate_generator, "_prepare_attention_mask")
-    with pytest.raises(CompatibilityError, match=r"lacks [\w.]+\._prepare_attention_mask"):
-        door()
-    assert not hasattr(GenerationMixin.generate, "__uag_original__")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="imports transformers once for all names")
+def test_each_renamed_name_is_refused_before_anything_else_is_imported() -> None:
+    names = [(owner, name) for owner, of_owner in required_names.NAMES.items() for name in of_owner]
+    assert len(names) > 80
+    run_alone(RENAMED.format(names=names, use="import uag; uag.Assistant"))
+
+
+PROGRAMS = {"bench", "cli", "distill", "serving", "vllm"}
+"""Packages that `import uag` does not load."""
+
+
+def test_each_name_that_a_module_imports_from_transformers_is_checked() -> None:
+    listed = {f"{owner}.{name}" for owner, names in required_names.NAMES.items() for name in names}
+    root = Path(uag.__file__).parent
+    used: dict[str, str] = {}
+    for path in [*root.rglob("*.py"), *(root / "adapters").glob("*.py")]:
+        if path.relative_to(root).parts[0] in PROGRAMS:
+            continue
+        tree, modules = ast.parse(path.read_text(encoding="utf-8")), {}
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transformers":
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    if isinstance(pkgutil.resolve_name(name), ModuleType):
+                        modules[alias.asname or alias.name] = name
+                    else:
+                        used[name] = str(path)
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id in modules:
+                used[f"{modules[each.value.id]}.{each.attr}"] = str(path)
+    assert len(used) > 60
+    assert {name: path for name, path in used.items() if name not in listed} == {}
+
+
+def test_fields_of_cache_layers_that_the_check_cannot_see() -> None:
+    layers = {
+        cache_utils.DynamicSlidingWindowLayer(sliding_window=4): ("record_past", "cumulative_length", "sliding_window"),
+        cache_utils.StaticLayer(max_cache_len=4): ("cumulative_length", "max_cache_len"),
+        cache_utils.StaticSlidingWindowLayer(4, sliding_window=4): (
+            *("cumulative_length", "cumulative_length_int", "max_cache_len"),
+        ),
+        cache_utils.LinearAttentionLayer(): (
+            *("record_past", "number_of_states", "conv_states", "recurrent_states"),
+            "is_recurrent_states_initialized",
+        ),
+    }
+    for layer, names in layers.items():
+        assert [name for name in names if not hasattr(layer, name)] == []
+    assert hasattr(DynamicCache(), "layer_class_to_replicate")
+
+
+def test_names_of_the_server_are_checked_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn", reason="uag[serve] is not installed")
+    from uag.serving import Server
+
+    required_names.check(required_names.SERVER)
+    for owner, names in required_names.SERVER.items():
+        for name in names:
+            with monkeypatch.context() as patch:
+                patch.delattr(pkgutil.resolve_name(owner), name)
+                with pytest.raises(CompatibilityError, match=f"lacks .*{name}"):
+                    Server("./none", "./none", host="127.0.0.1", port=0)
+    with pytest.raises(CompatibilityError, match=r"lacks _Renamed\._model_manager, _Renamed\._generation_state, which"):
+        required_names.require(type("_Renamed", (), {})(), "_model_manager", "_generation_state", "__doc__")
+
+
+def run_alone(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert not done.returncode, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_candidate_generator_is_asked_for_with_the_parameters_that_the_mixin_takes() -> None:

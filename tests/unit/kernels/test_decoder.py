@@ -29,7 +29,7 @@ def products(x: torch.Tensor, weight: torch.Tensor, bias: Any, form: str) -> tor
     """Return `x @ weight.T + bias` from a pass whose embedding is `x` and whose head is `weight`."""
     made: Any = object.__new__(Decoder)
     made.weights, made.num_bytes, made._kept, made._coded = form, 0, [], {}
-    made.shape, made._num_heads, made.vocab_size = (1, 1, 8), 1, len(weight)
+    made.windows, made.shape, made._num_heads, made.vocab_size = [0], (1, 1, 8), 1, len(weight)
     made.sizes, made._head_factor, made._head_softcap = (x.shape[1], 8, 24, 8, 8), 1.0, 0.0
     embed = steps.CStep(kind=steps.EMBED, to=steps.HIDDEN, num_weights=1, factor=1.0)
     embed.w[0] = steps.CWeight(x.data_ptr(), 0, 0, *x.shape, 0)
@@ -93,7 +93,7 @@ def test_codes_are_near_the_weights(form: str) -> None:
 
 NUM_IDS = 90
 MODELS = ["llama", "gemma2", "gpt2", "phi", "gpt_neox"]
-MOST = Cache.__init__.__globals__["_FIRST_SLOTS"]
+MOST = decoder._FIRST_POSITIONS
 
 
 @cache

@@ -44,15 +44,11 @@ def test_neither_part_of_a_line_is_negative() -> None:
     assert line(*((size, size - 0.9) for size in range(1, 6))).fit((0.0, 0.0))[0] == 0.0
 
 
-def test_until_drafting_was_measured_thrice_the_models_sizes_bound_it() -> None:
+def test_until_drafting_was_measured_the_models_sizes_predict_it() -> None:
     made = costs(plain=2.0, size_ratio=0.1)
     assert made.prices().draft_candidate_s == pytest.approx(0.2)
-    made.draft.points.append((4, 40.0))
-    assert made.prices().draft_candidate_s == pytest.approx(0.2)
     made.draft.points.extend([(4, 4.0), (4, 4.0)])
-    prices = made.prices()
-    assert prices.draft_s + 4 * prices.draft_candidate_s == pytest.approx(4.0)
-    assert prices.draft_candidate_s == pytest.approx(0.2), "one length says nothing about the cost of a candidate"
+    assert made.prices().round_s(4) - made.prices().round_s(0) == pytest.approx(4.0, rel=0.1)
     made.draft.points.extend([(8, 8.0), (2, 2.0), (6, 6.0)])
     assert made.prices().draft_candidate_s == pytest.approx(1.0)
 
@@ -61,8 +57,8 @@ def test_a_plain_pass_is_never_slower_than_one_over_candidates() -> None:
     assert costs(plain=7.0, blocks=((4, 1.5), (5, 1.6), (3, 1.4))).prices().plain_s == pytest.approx(1.4)
 
 
-@pytest.mark.parametrize(("gain", "due"), [(1.0, [0, 17, 34, 51, 68, 85]), (2.0, [0, 65])])
-def test_plain_passes_are_due_at_first_and_more_rarely_at_a_high_gain(gain: float, due: list[int]) -> None:
+@pytest.mark.parametrize(("gain", "due"), [(1.0, [4, 21, 38, 55, 72, 89]), (2.0, [16, 81])])
+def test_plain_passes_are_due_soon_at_first_and_more_rarely_at_a_high_gain(gain: float, due: list[int]) -> None:
     made, lengths = Costs(), []
     for _ in range(100):
         lengths.append(0 if made.is_plain_due(gain) else 4)

@@ -32,6 +32,37 @@ def test_plain_decoding_is_measured_first_and_then_one_candidate_is_tried() -> N
     assert lengths.count(0) == 1
 
 
+def test_a_draft_of_known_size_is_used_in_the_first_round_and_plain_decoding_is_measured_later() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 20, 60, 0.1)
+    lookahead.learn_prefill(2.0)
+    lengths, _ = World(0.7, 0.1, flat).run(lookahead, 30)
+    assert lengths[0] > 1
+    assert 0 in lengths[4:]
+
+
+@pytest.mark.parametrize(
+    ("size_ratio", "num_prompt_tokens", "limit"), [(0.1, 20, 4), (0.0, 20, 0), (0.7, 20, 0), (0.1, 5000, 0)]
+)
+def test_the_first_round_drafts_only_where_the_sizes_promise_a_gain(
+    size_ratio: float, num_prompt_tokens: int, limit: int
+) -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", num_prompt_tokens, 60, size_ratio)
+    lookahead.learn_prefill(2.0)
+    assert lookahead.plan() == limit
+
+
+@pytest.mark.parametrize(("acceptance", "most"), [(0.0, 4), (1.0, MAX_CANDIDATES)])
+def test_a_new_pair_drafts_longer_the_more_candidates_are_accepted(acceptance: float, most: int) -> None:
+    """The draft is sure of itself, whatever happens."""
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 20, 200, 0.01)
+    lookahead.learn_prefill(2.0)
+    lengths, _ = World(acceptance, 0.01, flat, confidence=0.999).run(lookahead, 8)
+    assert max(lengths) == most
+
+
 @pytest.mark.parametrize("num_rounds", [30, 300])
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.5])
 @pytest.mark.parametrize("draft_s", [0.3, 1.5])
@@ -122,7 +153,7 @@ def test_what_was_learned_is_used_by_the_next_call() -> None:
     World(0.9, 0.02, flat).run(lookahead, 50)
     lookahead.begin(1, "greedy", 10, 100, 0.1)
     assert lookahead.plan() > 1
-    lookahead.begin(2, "greedy", 10, 100, 0.1)  # costs of other numbers of rows are not known
+    lookahead.begin(2, "greedy", 10, 100)  # costs of other numbers of rows are not known
     assert not lookahead.plan()
 
 

@@ -170,3 +170,17 @@ def test_two_loads_of_a_pair_share_one_map_that_keeps_no_tokenizer_alive() -> No
     gc.collect()
     assert [ref() for ref in dead] == [None] * 4
     assert vocabulary_map(from_tokenizer(byte_level()), from_tokenizer(llama())) is maps
+
+
+def test_a_released_pair_goes_without_the_cyclic_collector() -> None:
+    """Its maps are large, and servers switch the collector off."""
+    pair = TokenizerPair.of(*(from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "llama")))
+    assert pair.first_target.of_text(b"one two") != NO_TOKEN
+    assert pair.maps.target_sorted.neighbors(b"one").starts
+    kept = [weakref.ref(each) for each in (pair, pair.maps, pair.first_target, pair.maps.target_sorted)]
+    gc.disable()
+    try:
+        del pair
+        assert [each() for each in kept] == [None] * 4
+    finally:
+        gc.enable()

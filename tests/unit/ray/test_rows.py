@@ -87,7 +87,7 @@ def test_a_row_that_fails_is_an_error_and_no_lost_batch(
     found = greedy.generate(rows(PROMPTS[0], None, "x = 1\n" * 5000, PROMPTS[1], PROMPTS[2]))
     errors = [row["generation_error"] for row in found]
     assert errors[1] == "TypeError: the prompt must be a string, not None"
-    assert errors[2].startswith("ValueError: the prompt has ")
+    assert errors[2].startswith("ValueError: the prompt and max_new_tokens need ")
     assert "positions of the target" in errors[2]
     assert errors[3] == "OutOfMemoryError: no memory"
     assert errors[0] is errors[4] is None
@@ -111,11 +111,11 @@ def test_a_device_that_is_gone_fails_the_worker(greedy: BatchGenerator, monkeypa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_tokens": 3}, "'max_tokens': not an option"),
+        ({"max_tokens": 3}, "not an option of uag.ray.BatchGenerator or of generate: max_tokens"),
         ({"num_return_sequences": 2, "do_sample": True}, "a row has one output"),
         ({"num_beams": 2}, "a row has one output"),
-        ({"return_dict_in_generate": True}, "return_dict_in_generate must be False"),
-        ({"assistant_options": {"sampling": "rejection"}}, "no generator and no sampling"),
+        ({"return_dict_in_generate": True}, "a row has one output"),
+        ({"assistant_options": {"sampling": "rejection"}}, "drop assistant_options' generator and sampling"),
         ({"assistant_options": {"heel": True}}, "unexpected keyword argument 'heel'"),
     ],
 )

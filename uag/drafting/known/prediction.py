@@ -8,7 +8,7 @@ after the word that it replaced.
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -32,14 +32,13 @@ _IN_WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
 
 _PIECE = 16_384
 """Bytes of a text that are encoded at once: before the first round, and when the output nears the end of what was
-encoded. Increase to find more places where the output rejoins the text; decrease to lose less time on wrong texts."""
+encoded."""
 
 _NUM_UNSETTLED_BYTES = 32
-"""Bytes at the end of a piece whose ids are not used, because the text after them may change them. Increase to cover
-longer words; decrease for longer pieces."""
+"""Bytes at the end of a piece whose ids are not used, because the text after them may change them."""
 
 _NUM_AHEAD = 128
-"""Ids after the output's place that should be encoded. Increase for longer blocks; decrease to encode less."""
+"""Ids after the output's place that should be encoded."""
 
 
 class _Text:
@@ -76,6 +75,7 @@ class _Text:
         if has_left:
             rest = takewhile(self._is_in_word, self.known.continuation(place + 1, _NUM_AHEAD))
             self._after_replaced = place + 1 + len(list(rest))
+        self.read_on(place)
 
     def _is_in_word(self, token_id: int) -> bool:
         return self._adapter is not None and _IN_WORD.match(self._adapter.join([token_id]) or b"") is not None
@@ -85,8 +85,7 @@ class PredictionSource(KnownSource):
     """Candidates from the predictions for each row of one call.
 
     Args:
-        prediction: see `read_predictions`, or a `concurrent.futures.Future` of it. Nothing is proposed until that is
-            done. Its error ends the call; a cancelled one is no prediction.
+        prediction: see `read_predictions`.
         num_rows: number of rows of the batch.
         vocab_size: size of the target's head.
         find_adapter: returns the adapter of the target's tokenizer, or None; called if a prediction is text.
@@ -94,7 +93,7 @@ class PredictionSource(KnownSource):
 
     Raises:
         OptionError: the prediction is invalid, or has ids that the target lacks.
-        PairError: it is text, and no tokenizer is known. So does `propose`, for futures.
+        PairError: it is text, and no tokenizer is known.
     """
 
     strategy = source = "prediction"
@@ -108,63 +107,47 @@ class PredictionSource(KnownSource):
         rates: AcceptanceRates | None = None,
     ) -> None:
         super().__init__(rates)
-        self._num_rows, self._vocab_size, self._find_adapter = num_rows, vocab_size, find_adapter
         self._adapter: TokenizerAdapter | None = None
-        self._future = prediction if callable(getattr(prediction, "done", None)) else None
-        self._predictions = self._read(None if self._future else prediction)
-        self._rows: list[list[_Text]] = []
-        self._chosen: dict[int, tuple[_Text, int]] = {}
-
-    @property
-    def may_propose(self) -> bool:
-        """Whether there is a prediction, or may be later."""
-        return self._future is not None or any(self._predictions)
-
-    def _read(self, value: Any) -> list[list[Expected]]:
-        predictions = read_predictions(value, self._num_rows)
-        texts = list(chain.from_iterable(predictions))
-        check_ids(texts, self._vocab_size)
-        if any(isinstance(text, str) for text in texts):
-            self._adapter = self._find_adapter()
+        self._predictions = read_predictions(prediction, num_rows)
+        check_ids(self._predictions, vocab_size)
+        if any(isinstance(text, str) for text in self._predictions):
+            self._adapter = find_adapter()
             if self._adapter is None:
                 raise PairError(
                     "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
                     "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
                 )
-        return predictions
+        self._rows: list[_Text | None] = []
+        self._chosen: dict[int, int] = {}
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether there is a prediction."""
+        return any(self._predictions)
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
         """Start new sequences; an encoder's text is no prediction."""
         super().start([_START] * len(prompts))
-        self._prompts = prompts
-        self._follow()
-
-    def _follow(self) -> None:
         self._rows = [
-            [_Text(known_ids(text, self._adapter, prompt), self._adapter) for text in texts]
-            for prompt, texts in zip(self._prompts, self._predictions, strict=True)
+            _Text(known_ids(text, self._adapter, prompt), self._adapter) if text else None
+            for prompt, text in zip(prompts, self._predictions, strict=True)
         ]
 
     def _look_up(self, row: int, num: int) -> tuple[int, list[int]]:
-        """Look up the likeliest guess; ties go to the longest match, then to the first text."""
-        if self._future is not None and self._future.done():
-            self._predictions = self._read(None if self._future.cancelled() else self._future.result())
-            self._future = None
-            self._follow()
-        guesses = [(text, *guess) for text in self._rows[row] for guess in text.guesses(self._last_ids[row])]
-        if not guesses:
+        """Look up the likeliest guess; ties go to the longest match."""
+        text = self._rows[row]
+        guesses = text.guesses(self._last_ids[row]) if text else []
+        if not text or not guesses:
             return 0, []
-        text, num_matching, place = max(guesses, key=lambda guess: (self._rates[level_of(guess[1])], guess[1]))
-        self._chosen[row] = text, place
+        num_matching, place = max(guesses, key=lambda guess: (self._rates[level_of(guess[0])], guess[0]))
+        self._chosen[row] = place
         return num_matching, text.known.continuation(place, num)
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:
         super()._written(row, output_ids, num_right)
-        chosen, place = self._chosen.pop(row, (None, 0))
-        if chosen is not None and (num_right or place == chosen.place):
-            chosen.go_on(place + num_right, has_left=num_right < len(output_ids))
-            for text in self._rows[row]:  # alternatives are often alike
-                text.read_on(chosen.place)
+        place, text = self._chosen.pop(row, None), self._rows[row]
+        if place is not None and text and (num_right or place == text.place):
+            text.go_on(place + num_right, has_left=num_right < len(output_ids))
 
 
 def known_ids(text: Expected, adapter: TokenizerAdapter | None, prompt: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -198,12 +181,12 @@ def _place_behind(prompt: Sequence[int], adapter: TokenizerAdapter) -> Place:
     return Place.AFTER_CONTROL if any(is_text) else Place.START
 
 
-def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
-    """Return each row's predictions, without empty ones.
+def read_predictions(prediction: Any, num_rows: int) -> list[Expected | None]:
+    """Return each row's prediction; None or an empty one for a row without.
 
     Args:
-        prediction: None; or text or target ids (a list of integers or a 1D tensor) for all rows; or a list with an
-            entry per row, or a 2D tensor. An entry is such a prediction, None, or a list of several predictions.
+        prediction: None; or text or target ids (a list of integers or a 1D tensor) for all rows; or a list with one of
+            these per row, or a 2D tensor.
         num_rows: number of rows of the batch; with fewer entries than rows, each entry is repeated for consecutive
             rows, as with `num_return_sequences`.
 
@@ -212,13 +195,18 @@ def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
     """
     value = _normalized(prediction)
     entries = value if isinstance(value, list) else [value]
+    for entry in entries:
+        if not isinstance(entry, str | tuple | None):
+            raise OptionError(
+                f"prediction={entry!r:.80} ({type(entry).__name__}) is not a prediction. Pass text, target ids (a list "
+                "or a tensor of integers), or a list with one of these or None for each row."
+            )
     if num_rows % len(entries):
         raise OptionError(
-            f"prediction has {len(entries)} entries and the batch {num_rows} rows. Pass one entry per row: "
-            "text, ids, None, or a list of several predictions."
+            f"prediction has {len(entries)} entries and the batch {num_rows} rows. Pass one entry per row: text, ids "
+            "or None."
         )
-    repeats = num_rows // len(entries)
-    return [row for row in map(_of_row, entries) for _ in range(repeats)]
+    return [entry for entry in entries for _ in range(num_rows // len(entries))]
 
 
 def _normalized(value: Any) -> Any:
@@ -237,22 +225,9 @@ def _are_ids(values: Sequence[Any]) -> bool:
     return {*map(type, values)} <= {int}
 
 
-def _of_row(entry: Any) -> list[Expected]:
-    if entry is None:
-        return []
-    parts = entry if isinstance(entry, list) else [entry]
-    for part in parts:
-        if not isinstance(part, str | tuple):
-            raise OptionError(
-                f"prediction={part!r:.80} ({type(part).__name__}) is not a prediction. Pass text, target ids (a list "
-                "or a tensor of integers), or a list with one of these or None for each row."
-            )
-    return [part for part in parts if part]
-
-
-def check_ids(texts: list[Expected], vocab_size: int) -> None:
+def check_ids(texts: Sequence[Expected | None], vocab_size: int) -> None:
     """Raise an `OptionError` for ids that the target lacks."""
-    ends = (end for text in texts if isinstance(text, tuple) for end in (min(text), max(text)))
+    ends = (end for text in texts if isinstance(text, tuple) and text for end in (min(text), max(text)))
     wrong = next((token_id for token_id in ends if not 0 <= token_id < vocab_size), None)
     if wrong is not None:
         raise OptionError(f"prediction contains the id {wrong}; the target's ids are 0 to {vocab_size - 1}.")

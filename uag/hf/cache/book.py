@@ -63,7 +63,7 @@ class Book:
             caches.cut_slots(self.cache, 0, used)
             self.num_slots = used
         longest = max(map(len, self.slots), default=0)
-        if used - longest > _MOST_GAPS:
+        if used - longest > (_MOST_GAPS if len(self.slots) > 1 else 0):  # passes over one row have no mask
             index = torch.zeros((len(self.slots), longest), dtype=torch.long)
             for row, slots in enumerate(self.slots):
                 index[row, longest - len(slots) :] = torch.tensor(slots, dtype=torch.long)
@@ -103,30 +103,18 @@ class Book:
                 tensor.masked_fill_(places.to(tensor.device), 0)
 
     @torch.inference_mode()
-    def select(self, entries: Sequence[tuple["Book", int, int]]) -> "Book":
-        """Return a book of copies of rows, padded on the left.
+    def take(self, rows: Sequence[int | None]) -> None:
+        """Keep these rows, in this order; None is a new, empty row."""
+        self.slots = [[] if row is None else self.slots[row] for row in rows]
+        self.cache.batch_select_indices(torch.tensor([row or 0 for row in rows]))
 
-        Args:
-            entries: for each new row, its book, its row there, and how many of its tokens to keep. The books are
-                of the same model, and their layers keep all positions.
-        """
-        width = max((length for *_, length in entries), default=0)
-        new = Book(self._new_cache, len(entries))
-        new.slots, new.num_slots = [list(range(width - length, width)) for *_, length in entries], width
-        kept = [
-            (place, caches.self_attention_layers(book.cache), row, torch.tensor(book.slots[row][:length]))
-            for place, (book, row, length) in enumerate(entries)
-            if length
-        ]
-        for number in range(len(kept[0][1]) if kept else 0):
-            parts = []
-            for name in ("keys", "values"):
-                like = getattr(kept[0][1][number], name)
-                part = like.new_zeros((len(entries), like.shape[1], width, like.shape[3]))
-                for place, layers, row, slots in kept:
-                    tokens = getattr(layers[number], name)[row].index_select(1, slots.to(like.device))
-                    part[place, :, width - len(slots) :] = tokens
-                parts.append(part)
-            new.cache.update(parts[0][:, :, :0], parts[1][:, :, :0], number)
-            new.cache.layers[number].keys, new.cache.layers[number].values = parts
-        return new
+    @torch.inference_mode()
+    def put(self, row: int, other: "Book") -> None:
+        """Replace a row's tokens by those of a book of one row, whose layers keep all positions."""
+        self.cut(row, 0)
+        self.tidy()
+        for number, layer in enumerate(caches.self_attention_layers(other.cache)):
+            keys, values = (one.new_zeros((len(self.slots), *one.shape[1:])) for one in (layer.keys, layer.values))
+            keys[row], values[row] = layer.keys[0], layer.values[0]
+            self.cache.update(keys, values, number)
+        self.append({row: other.num_slots})

@@ -4,9 +4,11 @@ import copy
 import io
 import pickle
 import random
+import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +222,20 @@ def test_threads_add_and_look_up_at_the_same_time(tmp_path: Path) -> None:
 
     in_threads(work)
     assert len(uag.Memory.load(tmp_path / "0.npz")) > 900
+
+
+def test_a_memory_that_is_cleared_just_after_it_was_bound_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, lock = uag.Memory(), threading.Lock()
+
+    @contextmanager
+    def cleared_behind() -> Iterator[None]:
+        with lock:
+            yield
+        memory.tokenizer = ""
+
+    monkeypatch.setattr(memory, "_lock", cleared_behind())
+    memory.bind("one")
+    memory.tokenizer = "two"
+    monkeypatch.setattr(memory, "_lock", lock)
+    with pytest.raises(PairError, match="ids of another tokenizer"):
+        memory.bind("one")

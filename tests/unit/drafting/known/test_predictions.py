@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -23,19 +24,18 @@ from uag.projection import Scoring
 @pytest.mark.parametrize(
     ("value", "num_rows", "expected"),
     [
-        (None, 2, [[], []]),
-        ("", 1, [[]]),
-        ([], 1, [[]]),
-        ("a", 2, [["a"], ["a"]]),
-        ([3, 4], 2, [[(3, 4)], [(3, 4)]]),
-        (torch.tensor([3, 4]), 1, [[(3, 4)]]),
-        (np.array([3, 4]), 1, [[(3, 4)]]),
-        (torch.tensor([[3, 4], [5, 6]]), 2, [[(3, 4)], [(5, 6)]]),
-        (["a", None], 2, [["a"], []]),
-        (["a", [3]], 2, [["a"], [(3,)]]),
-        ([["a", "b"], ("c", [3, 4])], 2, [["a", "b"], ["c", (3, 4)]]),
-        ([["a", "b"]], 1, [["a", "b"]]),
-        (["a", None], 4, [["a"], ["a"], [], []]),
+        (None, 2, [None, None]),
+        ("", 1, [""]),
+        ([], 1, [()]),
+        ("a", 2, ["a", "a"]),
+        ([3, 4], 2, [(3, 4), (3, 4)]),
+        (torch.tensor([3, 4]), 1, [(3, 4)]),
+        (np.array([3, 4]), 1, [(3, 4)]),
+        (torch.tensor([[3, 4], [5, 6]]), 2, [(3, 4), (5, 6)]),
+        (["a", None], 2, ["a", None]),
+        (["a", [3]], 2, ["a", (3,)]),
+        ([np.array([3, 4]), [torch.tensor(5)]], 2, [(3, 4), (5,)]),
+        (["a", None], 4, ["a", "a", None, None]),
     ],
 )
 def test_predictions_for_each_row(value: Any, num_rows: int, expected: Any) -> None:
@@ -50,7 +50,10 @@ def test_predictions_for_each_row(value: Any, num_rows: int, expected: Any) -> N
         ({"type": "content"}, r"\(dict\) is not a prediction"),
         (torch.tensor([0.5]), r"prediction=0.5 \(float\) is not a prediction"),
         ([True, False], r"prediction=True \(bool\) is not a prediction"),
-        ([["a", 3.5]], r"prediction=3.5 \(float\) is not a prediction"),
+        ([["a", 3.5]], r"prediction=\['a', 3.5\] \(list\) is not a prediction"),
+        ([["a", "b"]], r"prediction=\['a', 'b'\] \(list\) is not a prediction"),
+        (lambda ids: "a", r"\(function\) is not a prediction"),
+        (Future(), r"\(Future\) is not a prediction"),
         (["a", "b", "c"], r"prediction has 3 entries and the batch 2 rows\. Pass one entry per row"),
         (torch.zeros(3, 2, dtype=torch.long), r"prediction has 3 entries"),
     ],
@@ -107,20 +110,6 @@ def test_guesses_that_are_wrong_are_soon_not_made() -> None:
     assert sum(offered[:10]) > 0 == sum(offered[80:])
 
 
-def test_of_several_predictions_the_one_that_was_right_so_far_goes_on() -> None:
-    wrong, right = (1, 2, 3, 50, 51, 52, 53, 54), (1, 2, 3, 60, 61, 62, 63, 64)
-    source = source_of([wrong, right], None, prompts=[[7], [7]])
-    first, second = ids_of(source, [20, 20])
-    assert first == list(wrong)[: len(first)]
-    assert not second
-    source.accept(0, 3, [1, 2, 3, 60])
-    source.accept(1, 0, [1])
-    first, second = ids_of(source, [20, 20])
-    assert first == list(right[4:])[: len(first)]
-    assert len(first) >= 4
-    assert not second
-
-
 def test_a_rows_text_begins_behind_its_own_prompt() -> None:
     adapter = from_tokenizer(small_tokenizer("byte_level"))
     whole = adapter.encode_continuation(b"the quick brown fox")
@@ -158,7 +147,7 @@ def test_prompt_lookup_with_ids_below_zero_proposes_what_follows_other_ids() -> 
 
 def test_an_id_beyond_the_vocabulary_is_named() -> None:
     with pytest.raises(OptionError, match="prediction contains the id 1000000"):
-        check_ids(read_predictions([*range(1_000_001)], 1)[0], 1_000_000)
+        check_ids(read_predictions([*range(1_000_001)], 1), 1_000_000)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor])

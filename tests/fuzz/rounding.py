@@ -1,0 +1,114 @@
+"""Whether a difference of two outputs is the target's own rounding, found by computing its position again.
+
+The same position computed alone and inside a block can differ in the last bits, so that the target itself selects
+a different token. A difference counts as rounding only if computing the position again alone selects plain's token,
+computing it in a block selects the arm's, and the two logits are closer than `MARGIN`.
+
+In half precision, rounding also enters the cache and grows there, so a replay need not select the arm's token. There, a
+difference counts as rounding if both tokens' logits are below the largest one by less than twice the largest change of
+any logit between the position computed alone and in a block.
+"""
+
+import inspect
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from uag.bench.equality import Difference, is_half
+from uag.hf.cache.caches import CACHE
+
+MARGIN = 1e-4
+"""Largest difference of two logits (after adding the noise, when sampling) that counts as rounding."""
+
+LONGEST_BLOCK = 24
+"""Maximum width of a replayed block; transformers' own path verifies 21 positions."""
+
+
+@torch.no_grad()
+def is_rounding(
+    model: Any,
+    inputs: dict[str, torch.Tensor],
+    plain_ids: torch.Tensor,
+    difference: Difference,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> bool:
+    """Whether a difference is a decoder-only target's own rounding, found by computing its position again.
+
+    Args:
+        model: the target.
+        inputs: the prompts, from `uag.loading.encode`.
+        plain_ids: plain decoding's output, [batch, num_steps].
+        difference: between plain decoding's output and the arm's.
+        temperature: of the sampling; 0 for greedy.
+        seed: what `torch.manual_seed` was called with before the sampling.
+    """
+    plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
+    if plain_id is None or arm_id is None:
+        return False
+    forms = _forms(model, inputs, plain_ids.to(device), difference)
+    alone = next(forms)
+    noise, in_half = torch.zeros_like(alone), is_half(model)
+    change = max(float((alone - block).abs().max()) for block in forms) if in_half else 0.0
+    if temperature:  # plain decoding adds the noise to logit / temperature
+        drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)
+        noise = temperature * drawn.to(alone.device)
+    alone = alone + noise
+    if in_half:
+        return bool(alone[[plain_id, arm_id]].min() > alone.max() - 2.0 * change)
+    if int(alone.argmax()) != plain_id or abs(alone[plain_id] - alone[arm_id]) >= MARGIN:
+        return False
+    return any(int((block + noise).argmax()) == arm_id for block in forms)
+
+
+def sampling_noise(
+    seed: int, step: int, num_rows: int, row: int, vocabulary_size: int, device: torch.device
+) -> torch.Tensor:
+    """Return the noise that `torch.multinomial` adds to row `row` in output step `step` after `manual_seed(seed)`.
+
+    `multinomial(probs, 1)` is `argmax(probs / noise)` with exponential noise drawn in step order, so with logits it is
+    the argmax of `logits - log(noise)`: [vocabulary_size], float32.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    draw = torch.empty(num_rows, vocabulary_size, device=device)
+    for _ in range(step + 1):
+        draw.exponential_(generator=generator)
+    return -draw[row].log()
+
+
+def _forms(
+    model: Any, inputs: dict[str, torch.Tensor], plain_ids: torch.Tensor, difference: Difference
+) -> Iterator[torch.Tensor]:
+    """Yield the logits that select the differing token: computed alone first, then in blocks of many shapes."""
+    ids = torch.cat([inputs["input_ids"], plain_ids], dim=1)
+    mask = torch.cat([inputs["attention_mask"], torch.ones_like(plain_ids)], dim=1)
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    prompt_width = inputs["input_ids"].shape[1]
+    selecting = prompt_width + difference.step - 1  # the position whose logits select the token in question
+
+    def logits(bounds: list[int]) -> torch.Tensor:
+        """Compute the positions in one pass for each interval of `bounds`; the last one holds `selecting`."""
+        cache = None
+        for start, end in pairwise(bounds):
+            position_ids = {"position_ids": positions[:, start:end]} if takes_positions else {}
+            outputs = model(
+                input_ids=ids[:, start:end],
+                attention_mask=mask[:, :end],
+                use_cache=True,
+                **{CACHE: cache},
+                **position_ids,
+            )
+            cache = getattr(outputs, CACHE)
+        scores: torch.Tensor = outputs.logits[difference.row, selecting - bounds[-2]]
+        return scores.float()
+
+    yield logits([0, *range(prompt_width, selecting + 2)])
+    yield logits([0, selecting + 1])
+    for start in range(selecting, max(0, selecting - LONGEST_BLOCK), -1):
+        for end in {selecting + 1, min(ids.shape[1], start + LONGEST_BLOCK)}:
+            if end - start > 1:
+                yield logits([0, start, end])

@@ -1,0 +1,139 @@
+"""Every field of OpenAI's requests is served, harmless to ignore, or refused."""
+
+import importlib
+import json
+from typing import Any
+
+import pytest
+
+from uag.serving.requests import HARMLESS, REFUSED, SERVED, problem
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+PARAMS = {
+    COMPLETIONS: ("openai.types.completion_create_params", "CompletionCreateParams"),
+    CHAT: ("openai.types.chat.completion_create_params", "CompletionCreateParams"),
+    RESPONSES: ("openai.types.responses.response_create_params", "ResponseCreateParams"),
+}
+TOOL = {"type": "function", "function": {"name": "f"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+def said(body: dict[str, Any], path: str = CHAT, **target: str) -> str:
+    return problem(json.dumps(body).encode(), path, **target)
+
+
+@pytest.mark.parametrize("path", PARAMS)
+def test_each_field_of_openais_list_was_decided(path: str) -> None:
+    pytest.importorskip("openai", reason="uag[serve] is not installed")
+    module, name = PARAMS[path]
+    kinds = [getattr(importlib.import_module(module), name + kind) for kind in ("NonStreaming", "Streaming")]
+    published = {field for kind in kinds for field in kind.__required_keys__ | kind.__optional_keys__}
+    assert len(published) > 15
+    assert published <= SERVED[path] | HARMLESS | REFUSED.keys(), "decide for these in uag/serving/requests.py"
+    assert not SERVED[path] & HARMLESS
+    for field in published:
+        assert said({field: None}, path) == ""
+
+
+def test_fields_that_answers_obey_are_fields_of_transformers_server() -> None:
+    pytest.importorskip("openai", reason="uag[serve] is not installed")
+    serving = "transformers.cli.serving."
+    handlers = {
+        COMPLETIONS: (serving + "completion", "CompletionHandler"),
+        CHAT: (serving + "chat_completion", "ChatCompletionHandler"),
+        RESPONSES: (serving + "response", "ResponseHandler"),
+    }
+    for path, (module, name) in handlers.items():
+        handler = getattr(importlib.import_module(module), name)
+        ignored = handler._unused_fields - {"stream_options"}  # usage is always sent
+        assert not SERVED[path] & ignored, path
+        assert SERVED[path] <= handler._valid_params_class.__mutable_keys__, path
+
+
+ASKING: list[tuple[str, dict[str, Any]]] = [
+    *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_object", "json_schema", "grammar")),
+    (CHAT, {"response_format": {"type": "text", "schema": {}}}),
+    (CHAT, {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
+    (CHAT, {"function_call": {"name": "f"}}),
+    *((CHAT, {"tool_choice": choice}) for choice in ("required", TOOL, {"type": "allowed_tools"}, 3)),
+    *((CHAT, {"tools": [TOOL], "tool_choice": choice}) for choice in ("none", "required", TOOL)),
+    (CHAT, {"tools": [TOOL], "parallel_tool_calls": False}),
+    (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}),
+    *((CHAT, {name: True}) for name in ("logprobs", "echo", "moderation", "web_search_options")),
+    (CHAT, {"top_logprobs": 5}),
+    (CHAT, {"modalities": ["text", "audio"], "audio": {"voice": "x", "format": "wav"}}),
+    (CHAT, {"presence_penalty": -0.5}),
+    *((CHAT, {"n": n}) for n in (2, 0, "2", True)),
+    *((CHAT, {name: "high"}) for name in ("reasoning_effort", "verbosity")),
+    *((CHAT, {name: 1}) for name in ("min_tokens", "ignore_eos", "top_k", "guided_json", "suffix")),
+    (CHAT, {"generation_config": '{"num_return_sequences": 2}'}),
+    *((COMPLETIONS, {"logprobs": num}) for num in (0, 1, True)),
+    (COMPLETIONS, {"suffix": "b"}),
+    (COMPLETIONS, {"best_of": 2}),
+    (COMPLETIONS, {"echo": True}),
+    (COMPLETIONS, {"logit_bias": {"5": 3}}),
+    (COMPLETIONS, {"messages": []}),
+    (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
+    (RESPONSES, {"text": {"verbosity": "low"}}),
+    (RESPONSES, {"tools": [{"type": "web_search"}]}),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "strict": True}]}),
+    (RESPONSES, {"include": ["message.output_text.logprobs"]}),
+    (RESPONSES, {"previous_response_id": "x"}),
+    (RESPONSES, {"conversation": "x"}),
+    (RESPONSES, {"truncation": "auto"}),
+    (RESPONSES, {"background": True}),
+    (RESPONSES, {"reasoning": {"effort": "high"}}),
+    *((RESPONSES, {"input": [{"type": kind}]}) for kind in ("input_image", "input_file", "item_reference")),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    (RESPONSES, {"input": [{"role": "user"}, {"type": "function_call_output", "output": [{"type": "input_image"}]}]}),
+    *((CHAT, {"messages": [{"role": "user", "content": [part]}]}) for part in (IMAGE, {"type": "input_audio"})),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "function_call": {"name": "f"}}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), ASKING, ids=[json.dumps(fields)[:60] for _, fields in ASKING])
+def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[str, Any]) -> None:
+    sentence = said(fields, path, chat_template="{{ tools }}")
+    assert sentence.endswith(".")
+    assert len(sentence) < 200
+    for streamed in (True, False):
+        assert said(fields | {"stream": streamed}, path, chat_template="{{ tools }}") == sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            CHAT,
+            {"response_format": {"type": "text"}, "tool_choice": "none", "n": 1, "logprobs": False, "functions": []},
+        ),
+        (CHAT, {"tools": [], "tool_choice": "auto", "modalities": ["text"], "presence_penalty": 0.0}),
+        (CHAT, {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}),
+        (CHAT, {"parallel_tool_calls": False, "logit_bias": {"5": 3}, "stream_options": {"include_usage": True}}),
+        (CHAT, dict.fromkeys(sorted(HARMLESS), "x") | {"stop": ["a"], "max_completion_tokens": 5}),
+        (COMPLETIONS, {"suffix": "", "logit_bias": {}, "best_of": 1, "echo": False, "presence_penalty": 0}),
+        (RESPONSES, {"text": {"format": {"type": "text"}}, "include": [], "truncation": "disabled"}),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}),
+        (
+            RESPONSES,
+            {
+                "input": [
+                    {"role": "user", "content": "x"},
+                    {"type": "reasoning", "content": [{"type": "reasoning_text"}]},
+                ]
+            },
+        ),
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(path: str, fields: dict[str, Any]) -> None:
+    assert said(fields, path, chat_template="{{ tools }}") == ""
+
+
+def test_parts_and_tools_depend_on_the_target() -> None:
+    image = {"messages": [{"role": "user", "content": [IMAGE]}]}
+    assert said(image, modality="VLM") == ""
+    audio = {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}
+    assert "'input_audio'" in said(audio, modality="VLM")
+    assert said(audio, modality="MULTIMODAL") == ""
+    assert "no place for tools" in said({"tools": [TOOL]}, chat_template="{{ messages }}")
