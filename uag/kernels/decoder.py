@@ -6,6 +6,7 @@ products with such weights. A token's logits depend neither on the other tokens 
 """
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -54,7 +55,7 @@ class Decoder:
         self._coded: dict[tuple[int, str], steps.CWeight] = {}
         self._angles: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tables = [block.attention.rotary for block in description.blocks]
-        self._num_angles = 0
+        self._num_angles, self._lock = 0, threading.Lock()
         blocks = description.blocks
         size, heads = description.embedding.shape[1], description.num_heads + 2 * description.num_kv_heads
         inner = max(block.mlp.up.weight.shape[0] for block in blocks)
@@ -66,7 +67,7 @@ class Decoder:
         head = self._linear(steps.HIDDEN, 0, [description.head], "int8", norm=description.norm)
         head.is_head = 1
         self._steps = (steps.CStep * (len(listed) + 1))(*listed, head)
-        self._reach(_FIRST_POSITIONS)
+        self._reach(1)
 
     # ------------------------------------------------------------------ steps
 
@@ -178,16 +179,21 @@ class Decoder:
         )
 
     def _reach(self, num_positions: int) -> None:
-        """Compute the angles of at least so many positions."""
-        if num_positions <= self._num_angles or not self._angles:
-            return
-        self._num_angles = max(num_positions, 2 * self._num_angles)
-        for name in self._angles:
-            self._kept += self._angles[name]  # another thread's pass may read them
-            self._angles[name] = self._compute_angles(name, self._num_angles)
-        for step in self._steps:
-            if step.kind == steps.ROTATE and (name := self._tables[step.layer]) is not None:
-                step.cos, step.sin = (angles.data_ptr() for angles in self._angles[name])
+        """Compute the angles of at least so many positions.
+
+        Of no more than the model has: the angles of some models depend on the largest position.
+        """
+        with self._lock:
+            if num_positions <= self._num_angles or not self._angles:
+                return
+            num_angles = max(num_positions, min(max(_FIRST_POSITIONS, 2 * self._num_angles), self.max_positions))
+            for name in self._angles:
+                self._kept += self._angles[name]  # another thread's pass may read them
+                self._angles[name] = self._compute_angles(name, num_angles)
+            for step in self._steps:
+                if step.kind == steps.ROTATE and (name := self._tables[step.layer]) is not None:
+                    step.cos, step.sin = (angles.data_ptr() for angles in self._angles[name])
+            self._num_angles = num_angles
 
     # ------------------------------------------------------------------ passes
 
