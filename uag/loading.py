@@ -92,7 +92,10 @@ def load_pair(
 
 
 def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> Any:
-    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, on the GPU if there is one; any other as `load_model` does."""
+    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, any other as `load_model` does.
+
+    A GGUF file runs on the GPU if there is one.
+    """
     if name == COPY:
         return name
     if is_gguf_name(name):
