@@ -107,7 +107,14 @@ def measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         for name in (READING, *arms):
             ms = {width: 1e3 * median(seconds[name, width]) for width in WIDTHS}
             ratio = {width: value / ms[1] for width, value in ms.items()}
-            yield {"context": context, "arm": name, "ms": ms, "of_reading": ms[1] / reading, "ratio": ratio}
+            yield {
+                "context": context,
+                "arm": name,
+                "dtype": arguments.dtype,
+                "ms": ms,
+                "of_reading": ms[1] / reading,
+                "ratio": ratio,
+            }
 
 
 if __name__ == "__main__":
