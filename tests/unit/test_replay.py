@@ -93,6 +93,6 @@ def test_rounds_at_every_token_start_from_the_text(texts: list[Text]) -> None:
 
 
 def replay(target: Any, tokenizer: Any, draft: Any, draft_tokenizer: Any) -> Replay:
-    drafter = Pairing(draft, tokenizer, draft_tokenizer).for_all
+    drafter = Pairing(draft, tokenizer, draft_tokenizer, draft_weights="model").for_all
     assert drafter is not None
     return Replay(drafter, target.lm_head.weight.shape[0])

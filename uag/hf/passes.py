@@ -135,7 +135,7 @@ def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
 
 def pad_id(config: Any) -> int | None:
     """Return the id that pads finished rows of a prepared call."""
-    padding = getattr(config, "_pad_token_tensor", config.pad_token_id)
+    padding = config._pad_token_tensor if hasattr(config, "_pad_token_tensor") else config.pad_token_id
     return None if padding is None else int(padding)
 
 

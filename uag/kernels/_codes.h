@@ -87,7 +87,7 @@ INLINE void ISA(q8_of)(const char *x, int64_t x_stride, const char *w, int64_t g
     for (int64_t g = 0; g < groups; g++, w += 8 * BYTES) {
         vi acc[8];
         UNROLLED for (int r = 0; r < R; r++) acc[r] = START8(ISA(row_of)((char *)x + r * x_stride, groups).sums[g]);
-        __builtin_prefetch(w + 32 * BYTES, 0, 2);
+        UNROLLED for (int p = 0; p < 8 * BYTES; p += 64) __builtin_prefetch(w + 32 * BYTES + p, 0, 3); /* the next rows wait for these */
         UNROLLED for (int k = 0; k < 8; k++) {
             vi of_w = ISA(bytes)(w + k * BYTES);
             UNROLLED for (int r = 0; r < R; r++) {
@@ -106,7 +106,7 @@ INLINE void ISA(q4_of)(const char *x, int64_t x_stride, const char *w, int64_t g
     for (int64_t g = 0; g < groups; g++, w += 5 * BYTES) {
         vi acc[8];
         UNROLLED for (int r = 0; r < R; r++) acc[r] = (vi){0};
-        __builtin_prefetch(w + 20 * BYTES, 0, 2);
+        UNROLLED for (int p = 0; p < 5 * BYTES; p += 64) __builtin_prefetch(w + 32 * BYTES + p, 0, 3);
         UNROLLED for (int j = 0; j < 4; j++) {
             vi both = ISA(bytes)(w + (j + 1) * BYTES), low = both & 0x0f0f0f0f, high = (vi)((vu)both >> 4) & 0x0f0f0f0f;
             UNROLLED for (int r = 0; r < R; r++) {

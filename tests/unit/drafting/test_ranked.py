@@ -20,7 +20,7 @@ def test_a_copy_learns_separately() -> None:
     rates = AcceptanceRates((0.2, 0.6))
     rates.learn([0, 1], 1)
     learned = [rates[0], rates[1]]
-    copies = copy.copy(rates), pickle.loads(pickle.dumps(rates))
+    copies = copy.deepcopy(rates), pickle.loads(pickle.dumps(rates))
     rates.learn([0, 1], 0)
     assert [[each[0], each[1]] for each in copies] == [learned, learned]
     assert rates[0] != learned[0]
