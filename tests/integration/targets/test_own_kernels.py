@@ -85,7 +85,7 @@ def test_prompts_in_half_precision_take_it_where_pytorch_has_no_products(
     monkeypatch.setattr(devices, "multiplies", lambda _: False)
     target, draft = (copy.deepcopy(model("gpt2", seed=seed)).to(dtype) for seed in (0, 1))
     ids = torch.arange(100, 100 + 2 * FEW_ROWS)[None]
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict_in_generate": True}
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict_in_generate": True}
     given |= {"max_new_tokens": 12, "do_sample": False, "output_logits": True}
     logits, prompts = [], []
     for drafts in (None, draft):
