@@ -53,6 +53,7 @@ READ_IF_PRESENT = {
     *("_backward_hooks", "_backward_pre_hooks", "_call_impl", "_buffers", "_modules", "_C", "_orig_mod"),
     *("_len_torch_function_stack", "_get_function_stack_at", "_get_current_dispatch_mode_stack", "_hf_hook"),
     *("_eos_token_tensor", "_pad_token_tensor", "_prefix_allowed_tokens_fn"),
+    *("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"),
 }
 """Private names that only some models, releases or calls have."""
 

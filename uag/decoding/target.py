@@ -103,7 +103,7 @@ class Target:
 
     Attributes:
         kwargs: keyword arguments of the next pass.
-        kernels: what uag's kernels compute in the passes after the prompt.
+        kernels: what uag's kernels compute; in the prompt's pass, only products.
         last_s: seconds of the last pass.
         has_compiled: whether the last pass compiled or recorded a graph, or was watched, so that its time predicts
             nothing.
@@ -165,7 +165,8 @@ class Target:
         The pass has no candidates, since its kernels may round by its length.
         """
         ids, start_time = rows.buffer[:, : rows.prompt_length], clock.now()
-        outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
+        with self.kernels.reading():
+            outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
         logits = self.finish_pass(outputs, 1, ids.device, start_time)
         caches.record_past(self.cache)
         self._has_states = caches.has_recurrent_states(self.cache)

@@ -1,5 +1,6 @@
 """Device helpers: default generator, synchronization, choice of accelerator."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,6 +55,14 @@ def float32_is_rounded() -> bool:
     if settings is None:
         return torch.get_float32_matmul_precision() != "highest"
     return getattr(settings, "fp32_precision", "none") in ("bf16", "tf32")
+
+
+@cache
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether PyTorch has products of bfloat16 or float16 for this processor's instructions; True if unknown."""
+    name = "_is_mkldnn_bf16_supported" if dtype is torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    is_supported = getattr(torch.ops.mkldnn, name, None)
+    return is_supported is None or bool(is_supported())
 
 
 def _module(device: torch.device) -> Any:

@@ -16,6 +16,7 @@ from transformers.integrations import moe
 from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
 from transformers.integrations.sdpa_attention import create_position_bias_mask, sdpa_attention_forward
 
+from uag.hf import devices
 from uag.hf.inspection import without_functions
 from uag.kernels import kernel
 
@@ -26,6 +27,8 @@ ANY = 1 << 62
 class _State(threading.local):
     most_rows = 0
     """The most rows for which this thread's passes use the kernels; 0 outside of them."""
+    reads_prompt = False
+    """Whether this thread's passes also use the kernels for the products of a prompt, however many rows they have."""
     replaces_functions = False
     """Whether `Functions` is active."""
     passed_on: Counter[str] | None = None
@@ -47,18 +50,32 @@ def pass_on(name: str) -> None:
 
 
 def is_usual(x: Any) -> bool:
-    """Return whether the kernels serve an input: a plain tensor on the CPU, without gradients, tracing and autocast."""
+    """Return whether the kernels serve an input: plain, with at most `state.most_rows` rows."""
+    return state.most_rows > 0 and is_plain(x) and x.numel() <= state.most_rows * x.shape[-1]
+
+
+def is_plain(x: Any) -> bool:
+    """Return whether an input is a plain tensor on the CPU, without gradients, tracing and autocast."""
     return (
-        state.most_rows > 0
-        and type(x) in (torch.Tensor, torch.nn.Parameter)
+        type(x) in (torch.Tensor, torch.nn.Parameter)
         and x.is_cpu
         and x.dim() > 0
-        and 0 < x.numel() <= state.most_rows * x.shape[-1]
+        and x.numel() > 0
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     )
+
+
+def is_of_prompt(x: Any) -> bool:
+    """Return whether the kernels serve an input of a product in a prompt's pass.
+
+    They do where PyTorch has no products for the processor's own instructions, which was timed with AVX2 only.
+    """
+    if not state.reads_prompt or kernel.LEVEL != "AVX2" or not is_plain(x):
+        return False
+    return x.dtype in (torch.bfloat16, torch.float16) and not devices.multiplies(x.dtype)
 
 
 def attention(function: Callable[..., Any]) -> Callable[..., Any]:

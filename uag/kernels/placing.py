@@ -2,7 +2,8 @@
 
 A `forward` attribute on a linear layer or an activation shadows the method of its class, and transformers' registries
 of attention and experts return uag's functions (`uag.kernels.operations`). All of them do what they replace, unless
-their thread is inside `running`. So other threads that run the same model get transformers' own operations.
+their thread is inside `running` or `reading`. So other threads that run the same model get transformers' own
+operations.
 """
 
 import copy
@@ -110,6 +111,19 @@ class OwnKernels:
         finally:
             state.most_rows, state.replaces_functions = before
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Use the kernels in this thread's passes for products of any number of rows where PyTorch's are slow.
+
+        These are products in half precision, on processors without instructions for them.
+        """
+        state = operations.state
+        before, state.reads_prompt = state.reads_prompt, bool(self._placed)
+        try:
+            yield
+        finally:
+            state.reads_prompt = before
+
 
 @contextmanager
 def switched(is_on: bool) -> Iterator[None]:
@@ -163,14 +177,19 @@ class _Placed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer's output."""
-        if operations.state.most_rows:
-            is_known = len(args) == 1 and not kwargs and operations.is_usual(args[0])
+        state = operations.state
+        if state.most_rows or state.reads_prompt:
+            is_known = len(args) == 1 and not kwargs and self._suits(args[0])
             with operations.direct():
                 output = self._run(self.layer, args[0]) if is_known else None
             if output is not None:
                 return output
             operations.pass_on(type(self.layer).__name__)
         return type(self.layer).forward(self.layer, *args, **kwargs)
+
+    def _suits(self, x: Any) -> bool:
+        is_product = isinstance(self.layer, nn.Linear | Conv1D)
+        return operations.is_usual(x) or (is_product and operations.is_of_prompt(x))
 
 
 def _linear(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:

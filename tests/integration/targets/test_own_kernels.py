@@ -11,7 +11,8 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
 from tests.support.grids import covering
 from tests.support.models import tiny_model
-from uag.kernels import kernel
+from uag.hf import devices
+from uag.kernels import FEW_ROWS, kernel
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 
@@ -73,6 +74,34 @@ def test_in_half_precision_target_and_draft_take_it(num_rows: int, dtype: torch.
     assert reference.stats.is_draft_independent
     assert assistant.stats.is_draft_independent
     assert not any("forward" in vars(layer) for one in (target, draft) for layer in one.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_prompts_in_half_precision_take_it_where_pytorch_has_no_products(
+    dtype: torch.dtype, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Target and draft read the prompt with it, alone in its pass; the draft changes no bit."""
+    monkeypatch.setattr(kernel, "LEVEL", "AVX2")
+    monkeypatch.setattr(devices, "multiplies", lambda _: False)
+    target, draft = (copy.deepcopy(model("gpt2", seed=seed)).to(dtype) for seed in (0, 1))
+    ids = torch.arange(100, 100 + 2 * FEW_ROWS)[None]
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict_in_generate": True}
+    given |= {"max_new_tokens": 12, "do_sample": False, "output_logits": True}
+    logits, prompts = [], []
+    for drafts in (None, draft):
+        assistant = uag.Assistant(drafts, num_candidate_tokens=3)
+        taken.clear()
+        output = assistant.generate(target, **given)
+        assert assistant.stats.is_draft_independent
+        logits.append(torch.stack(output.logits))
+        prompts.append(max(taken) if taken.count(max(taken)) > 1 else 0)
+    assert assistant.stats.num_draft_forwards
+    assert logits[0].equal(logits[1])
+    assert [rows > FEW_ROWS for rows in prompts] == [dtype is not torch.float32] * 2
+    plain = torch.stack(target.generate(**given).logits)
+    assert plain[0].equal(logits[0][0]) or dtype is not torch.float32
+    left_out = uag.Assistant(draft, num_candidate_tokens=3, own_kernels=False).generate(target, **given)
+    assert left_out.logits[0].equal(plain[0])
 
 
 def test_it_can_be_left_out(taken: list[int]) -> None:

@@ -16,6 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from uag.hf import devices
 from uag.kernels import OwnKernels, kernel, operations, placing, switched
 
 SIZE = 48
@@ -83,6 +84,35 @@ def test_only_a_few_rows_where_the_caller_says_so(rows: list[int]) -> None:
     run(model, x, most_rows=16)
     run(model, x)
     assert rows == [16, 16]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layer", [nn.Linear(SIZE, 2 * SIZE), Conv1D(SIZE, SIZE)], ids=str)
+def test_products_of_a_prompt_in_half_precision_where_pytorch_has_none_for_the_processor(
+    layer: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = model_of(copy.deepcopy(layer).to(dtype), nn.SiLU()), torch.randn(2, 300, SIZE).to(dtype)
+    kernels, plain = OwnKernels(model), model(x)
+
+    def read(level: str, multiplies: bool) -> torch.Tensor:
+        monkeypatch.setattr(kernel, "LEVEL", level)
+        monkeypatch.setattr(devices, "multiplies", lambda _: multiplies)
+        with kernels.in_place(), kernels.reading():
+            output: torch.Tensor = model(x)
+        assert model(x).equal(plain)  # outside
+        return output
+
+    assert read("AVX2", True).equal(plain)
+    assert read("AVX512", False).equal(plain)
+    found = read("AVX2", False)
+    if dtype is torch.float32:
+        assert found.equal(plain)
+        return
+    expected = nn.functional.silu(run(model_of(model[0]), x))  # the activation stays PyTorch's
+    assert found.equal(expected)
+    exact = copy.deepcopy(model).float()(x.float())
+    assert (found - exact).pow(2).mean() <= 1.02 * (plain - exact).pow(2).mean()
 
 
 def test_what_is_not_plain_is_never_touched(rows: list[int]) -> None:

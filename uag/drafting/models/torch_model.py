@@ -118,7 +118,14 @@ class TorchPasses(Passes):
             inputs[0, row] = ids[:1] * (width - len(ids)) + ids
             inputs[1, row, width - len(ids) :] = [node.depth for node in of_row]
         inputs[0][inputs[0] >= self._num_embeddings] = 0  # some heads are larger
-        with self._without_gradients(), self._evaluating(), self._kernels.in_place(), self._kernels.running(FEW_ROWS):
+        kernels = self._kernels
+        with (
+            self._without_gradients(),
+            self._evaluating(),
+            kernels.in_place(),
+            kernels.running(FEW_ROWS),
+            kernels.reading(),
+        ):
             book.tidy()
             book.save()
             if book.is_spoiled:
