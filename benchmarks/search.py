@@ -80,7 +80,7 @@ def _record(pair: Pair, temperature: float, arguments: argparse.Namespace) -> co
     recording["num_candidates"] = arguments.candidates
     call = Call(recording, [pair.target_tokenizer, pair.draft_tokenizer], pair.draft)
     recording["passes"] = []
-    passes = call.assistant._drafter.model
+    passes = call.assistant._sessions[0].drafter.model
     call_model = passes._call_model
 
     def recorded(ids: Any, positions: Any, mask: Any, kept: int, cache: Any) -> torch.Tensor:
@@ -178,7 +178,7 @@ class Call:
 
     def times(self, num_repeats: int, *, are_known: bool) -> common.Row:
         """Return the milliseconds of each part."""
-        projection = self.assistant._drafter._maker.projection
+        projection = self.assistant._sessions[0].drafter._maker.projection
         minima: list[float] | None = None
         for _ in range(num_repeats):
             if not are_known:

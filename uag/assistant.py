@@ -2,29 +2,31 @@
 
 import copy
 import logging
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 
-from uag import generate_hook
+from uag import forks, generate_hook
 from uag.decoding import Call, Ranks, run
 from uag.drafting import (
     ASSUMED,
-    COPY,
     CopyPairing,
     Drafter,
     OptionalSources,
     Pairing,
     PromptLookup,
+    Session,
     TextDrafter,
     adapter_of,
     as_memory,
     dtypes_of,
     mismatch_of,
 )
-from uag.errors import OptionError, PairError, UnsupportedError
+from uag.errors import OptionError, UnsupportedError
 from uag.hf import inspection, passes
+from uag.hf.decoder import COPY
 from uag.hf.required_names import check
 from uag.kernels import switched
 from uag.loading import open_draft
@@ -34,9 +36,11 @@ from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
 
-_MAX_OTHERS = 7
-"""Maximum number of assistants that are kept for overlapping calls. Increase to keep what more of them learned;
-decrease to save memory, since drafts in GGUF files and compiled drafts keep their caches."""
+_MAX_SESSIONS = 8
+"""Maximum number of sessions kept for calls that overlap. Drafts in GGUF files and compiled drafts keep their caches in
+each."""
+
+_lock = forks.lock()
 
 
 class Assistant:
@@ -88,45 +92,84 @@ class Assistant:
         self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
         self.memory = as_memory(options.memory)
         self.stats = Stats()
-        self.lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)
         self._custom_drafter = drafter
-        looks_up = options.prompt_lookup and options.num_candidate_tokens is None and drafter is None
-        self._optional = OptionalSources(looks_up, self.memory)
         self._prepare()
 
-    def _prepare(self) -> None:
+    def _prepare(self, learned: Any = None) -> None:
         """Create the attributes that are not copied or pickled."""
         check()
-        self._lock = threading.Lock()
-        self._others: list[Self] = []
+        generate_hook.check()
         self.totals = Totals()
         self._adapter = adapter_of(self.tokenizer)  # the pairing reuses it
-        self._pairing: Pairing | CopyPairing | None = None
         self._drafter = self._custom_drafter
         if isinstance(self._drafter, TextDrafter):
             self._drafter = self._drafter.serving(self._adapter)
+        self._sessions = [self._new_session()]
+        if learned is not None:
+            self._sessions[0].lookahead, self._sessions[0].optional.rates = learned
+
+    def _new_session(self) -> Session:
+        options = self.options
+        source: Pairing | CopyPairing | Drafter | None = self._drafter
         if self.draft is not None:
+            weights, is_compiled = options.draft_weights, options.compile_draft
             tokenizers = self.tokenizer, self.draft_tokenizer
-            weights, is_compiled = self.options.draft_weights, self.options.compile_draft
             if isinstance(self.draft, str) and self.draft == COPY:
-                self._pairing = CopyPairing(weights)
+                source = CopyPairing(weights)
             else:
-                self._pairing = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
-            self._drafter = self._pairing.for_all
-        if self._drafter is not None:
-            self._check_sampling(self._drafter)
+                source = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
+        looks_up = options.prompt_lookup and options.num_candidate_tokens is None and self._drafter is None
+        optional = OptionalSources(looks_up, self.memory)
+        lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)
+        return Session(source, optional, lookahead, is_rejection=options.sampling == "rejection")
+
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        """Use the first session that no other call uses, or a new one, of which a few are kept."""
+        call = object()
+
+        def leave() -> None:
+            for session in self._sessions:
+                if session.call is call:
+                    session.call = None
+
+        with forks.ending(leave):
+            with _lock:
+                session = next((session for session in self._sessions if session.call is None), None)
+                if session is not None:
+                    session.call = call
+            if session is None and self._custom_drafter is not None:
+                raise UnsupportedError(
+                    "This assistant is in the middle of another call (from another thread, or inside a callback), and "
+                    "its drafter can serve only one. Create one uag.Assistant with its own drafter per thread."
+                )
+            if session is None:
+                session = self._new_session()
+                session.call = call
+                with _lock:
+                    if len(self._sessions) < _MAX_SESSIONS:
+                        self._sessions.append(session)
+            yield session
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """What calls that do not overlap have learned."""
+        return self._sessions[0].lookahead
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
-        created = ("_lock", "_others", "totals", "_adapter", "_drafter", "_pairing")
+        """Return the state for copying and pickling: models, tokenizers, options and what calls have learned."""
+        created = ("totals", "_adapter", "_drafter", "_sessions")
         state = {name: value for name, value in vars(self).items() if name not in created}
-        # A shallow copy may run in another thread than this object.
-        return state | {"lookahead": self.lookahead.snapshot(), "_optional": copy.copy(self._optional)}
+        with _lock:  # until it is copied, no call begins that would change it
+            free = next((session for session in self._sessions if session.call is None), None)
+            learned = None if free is None else copy.deepcopy((free.lookahead, free.optional.rates))
+        return state | {"learned": learned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of `__getstate__`, and create the rest."""
+        learned = state.pop("learned")
         vars(self).update(state)
-        self._prepare()
+        self._prepare(learned)
 
     @classmethod
     def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Self:
@@ -149,8 +192,7 @@ class Assistant:
                 per round.
 
         Raises:
-            UnsupportedError: the generation mode cannot be assisted (beam search), or `draft_independent` cannot
-                keep its promise.
+            UnsupportedError: the generation mode cannot be assisted (beam search).
             PairError: the draft cannot work with this target.
             OptionError: something else than a target, another draft, an empty prompt, or an invalid number of
                 candidates was passed.
@@ -208,10 +250,10 @@ class Assistant:
             raise OptionError(
                 f"num_assistant_tokens={num_assistant_tokens!r} must be a whole number of 0 or more, or None."
             )
-        streamer = generate_hook.streamer_of_call() if streamer is None else streamer
-        stats, free = Stats(), self._free()
-        try:
-            with inspection.inspected_once(model), switched(self.options.own_kernels):
+        streamer = generate_hook.streamer_of_call(model) if streamer is None else streamer
+        stats = Stats()
+        with self._session() as session, inspection.inspected_once(model), switched(self.options.own_kernels):
+            try:
                 call = Call(
                     model=model,
                     input_ids=input_ids,
@@ -225,45 +267,30 @@ class Assistant:
                     ranks=Ranks.of(model),
                     is_synced=passes.is_synced(model) if synced_gpus is None else synced_gpus,
                 )
-                drafter, is_assumed = free._drafter_for(call, prediction, tokenizer, stats)
-                lookahead = free.lookahead
+                drafter, is_assumed = self._drafter_for(session, call, prediction, tokenizer, stats)
+                lookahead = session.lookahead
                 if num_assistant_tokens is not None:
                     lookahead = Lookahead(num_assistant_tokens, lookahead.min_confidence)
                 return run(call, drafter, lookahead, stats, ASSUMED if is_assumed else "")
-        finally:
-            self.stats = stats
-            free._lock.release()
-            self.totals.add(stats)
-            remember(model, stats)
-            logger.info(stats.summary())
+            finally:
+                self.stats = stats
+                self.totals.add(stats)
+                remember(model, stats)
+                logger.info(stats.summary())
 
-    def _free(self) -> Self:
-        """Return this assistant, locked, or while it runs another call, one that is kept for overlapping calls."""
-        for assistant in (self, *self._others):
-            if assistant._lock.acquire(blocking=False):
-                return assistant
-        if self._custom_drafter is not None:
-            raise UnsupportedError(
-                "This assistant is in the middle of another call (from another thread, or inside a callback), and its "
-                "drafter can serve only one. Create one uag.Assistant with its own drafter per thread."
-            )
-        other = copy.copy(self)
-        other._lock.acquire()
-        if len(self._others) < _MAX_OTHERS:
-            self._others.append(other)
-        return other
-
-    def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:
+    def _drafter_for(
+        self, session: Session, call: Call, prediction: Any, tokenizer: Any, stats: Stats
+    ) -> tuple[Drafter | None, bool]:
         """Return a call's drafter or None, and whether shared ids are only assumed; record fall-backs."""
-        drafter, is_assumed = self._find_drafter(call.model)
+        drafter, is_assumed = session.drafter_for(call.model)
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.options.prediction if prediction is None else prediction
-        drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
+        drafter = session.optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""
             stats.fall_back(self.draft_refusal + effect)
-        of_draft = "" if self._pairing is None else self._pairing.mismatch
+        of_draft = "" if session.pairing is None else session.pairing.mismatch
         for mismatch in (mismatch_of("target", call.model, self._adapter), of_draft):
             if mismatch and drafter is not None:
                 stats.fall_back(mismatch)
@@ -275,26 +302,11 @@ class Assistant:
         Raises:
             PairError: the models cannot work together, or their tokenizers are unknown and their vocabularies differ.
         """
-        self._find_drafter(target)
-
-    def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
-        """Return a target's drafter or None, and whether shared ids are only assumed; see `check`."""
-        if self._pairing is None:
-            return self._drafter, False
-        drafter, is_assumed = self._pairing.drafter_for(model)
-        self._check_sampling(drafter)
-        return drafter, is_assumed
-
-    def _check_sampling(self, drafter: Drafter) -> None:
-        """Raise a `PairError` for rejection sampling with a drafter that cannot provide the probabilities."""
-        if self.options.sampling == "rejection" and drafter.strategy == "cross-tokenizer":
-            raise PairError(
-                "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
-                "another tokenizer cannot provide. Use the default sampling='shared-noise', exact for any draft."
-            )
+        self._sessions[0].drafter_for(target)
 
     def __repr__(self) -> str:
         unpaired = "plain" if self.draft is None else "depends on the target"
-        strategy = unpaired if self._drafter is None else self._drafter.strategy
+        drafter = self._sessions[0].drafter
+        strategy = unpaired if drafter is None else drafter.strategy
         draft = None if self.draft is None else self.draft.__class__.__name__
         return f"Assistant(draft={draft}, strategy={strategy!r})"

@@ -13,14 +13,16 @@ subclass of the model can return uag's:
 
 import math
 import weakref
+from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.generation import candidate_generator
 
 from uag.decoding import Call, Ranks, examine
-from uag.drafting import Ask, Drafter, Pairing
+from uag.drafting import Ask, Drafter, Pairing, adapter_of
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.kernels import switched
@@ -33,6 +35,10 @@ from uag.stats import Stats, remember
 
 _NUM_CANDIDATE_TOKENS = 5
 """Default number of candidates. Increase to draft more aggressively; decrease to reduce wasted passes."""
+
+_idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Drafter]]]]
+_idle = weakref.WeakKeyDictionary()
+"""By draft and target, the drafters of calls that have ended, with the adapters of the tokenizers."""
 
 _criteria: ContextVar[Any] = ContextVar("criteria", default=())
 """The stopping criteria of the current call of a `CandidateGeneratorMixin`."""
@@ -64,7 +70,8 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         min_confidence: float = 0.0,
     ) -> None:
         self.drafter = drafter
-        weakref.finalize(self, drafter.release).atexit = False  # transformers' loop does not say when it ends
+        self._end = weakref.finalize(self, drafter.release)  # transformers' loop does not say when it ends
+        self._end.atexit = False
         with switched(is_on=False):  # transformers' loop runs the target's passes
             verdict = examine(call)
         self._eos_ids = passes.eos_ids(call.generation_config)
@@ -119,6 +126,25 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         """Do nothing: the next call's ids show which candidates were accepted."""
 
 
+def _take(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Drafter:
+    """Return a drafter that no other call uses: that of an ended call if the tokenizers are the same."""
+    idle = _idle.setdefault(draft, weakref.WeakKeyDictionary()).setdefault(target, [])
+    adapters = adapter_of(tokenizer), adapter_of(draft_tokenizer)
+    while idle:
+        with suppress(IndexError):  # another thread took it
+            of_target, of_draft, drafter = idle.pop()
+            if of_target is adapters[0] and of_draft is adapters[1]:
+                return drafter
+    # A strong reference would keep the draft, which is the key, alive forever.
+    drafter, _ = Pairing(weakref.proxy(draft), tokenizer, draft_tokenizer).drafter_for(target)
+    return drafter
+
+
+def _give_back(idle: list[tuple[Any, Any, Drafter]], known: tuple[Any, Any, Drafter]) -> None:
+    known[-1].release()
+    idle.append(known)
+
+
 class CandidateGeneratorMixin:
     """A mixin that makes a model class's assisted generation draft with uag; list it before the model class."""
 
@@ -131,11 +157,12 @@ class CandidateGeneratorMixin:
             plain = {name: value for name, value in kwargs.items() if name not in _OF_ASSISTED_DECODING}
             return passes.sample_plainly(self, input_ids, stopping_criteria=stopping_criteria, **plain)
         kwargs |= {"stopping_criteria": stopping_criteria, "inputs_tensor": inputs_tensor}
-        before = _criteria.set(stopping_criteria)
+        before = _criteria.get()
         try:
+            _criteria.set(stopping_criteria)
             return super()._assisted_decoding(input_ids, **kwargs)  # type: ignore[misc]
         finally:
-            _criteria.reset(before)
+            _criteria.set(before)
 
     def _get_candidate_generator(
         self,
@@ -152,7 +179,7 @@ class CandidateGeneratorMixin:
         prepared = generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
         if assistant_model is None:
             return super()._get_candidate_generator(*prepared)  # type: ignore[misc]
-        drafter, _ = Pairing(assistant_model, target_tokenizer, assistant_tokenizer).drafter_for(self)
+        drafter = _take(self, assistant_model, target_tokenizer, assistant_tokenizer)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
         options = Options(sampling="rejection")  # transformers draws once per round, not once per step
         call = Call(
@@ -161,12 +188,18 @@ class CandidateGeneratorMixin:
             options=options,
         )
         config = getattr(assistant_model, "generation_config", None)
-        return CandidateGenerator(
+        generator = CandidateGenerator(
             drafter,
             call,
             num_candidate_tokens=getattr(config, "num_assistant_tokens", None) or _NUM_CANDIDATE_TOKENS,
             min_confidence=getattr(config, "assistant_confidence_threshold", None) or 0.0,
         )
+        known = adapter_of(target_tokenizer), adapter_of(assistant_tokenizer), drafter
+        generator._end.detach()
+        give_back = partial(_give_back, _idle[assistant_model][self], known)
+        generator._end = weakref.finalize(generator, give_back)
+        generator._end.atexit = False
+        return generator
 
     def _validate_generation_mode(self, mode: Any, config: Any, options: dict[str, Any]) -> None:
         """Let uag check the pair: transformers refuses an `assistant_tokenizer` if the vocabularies have one size."""

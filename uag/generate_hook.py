@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,8 @@ from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from uag.errors import OptionError, PairError, UnsupportedError
+from uag import forks
+from uag.errors import CompatibilityError, OptionError, PairError, UnsupportedError
 from uag.hf.cache.caches import CACHE_NAMES
 
 _OFF: dict[str, Callable[[Any], bool]] = {
@@ -37,7 +37,7 @@ Route = Callable[..., Any]
 _SIGNATURE = inspect.signature(GenerationMixin.generate)  # other libraries' wrappers may hide it later
 
 _routes: list[Route] = []
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def add_route(route: Route, *, is_first: bool = False) -> None:
@@ -87,19 +87,34 @@ def options_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     return options
 
 
-def streamer_of_call() -> Any:
-    """Return the streamer of the innermost running `generate` call, or None.
+def streamer_of_call(model: Any) -> Any:
+    """Return the streamer of the innermost running `generate` call of a model, or None.
 
     transformers passes a streamer only to its own loops, so the reader of `generate(custom_generate=..., streamer=...)`
-    would wait forever. The streamer is read from the frame of `generate`.
+    would wait forever. The streamer is read from the frame of `generate`, by the names of its public parameters.
     """
     frame = inspect.currentframe()
     while frame is not None:
-        code = frame.f_code
-        if code.co_name == "generate" and {"custom_generate", "streamer"} <= {*code.co_varnames}:
-            return frame.f_locals.get("streamer")
+        if _is_generate(frame.f_code) and frame.f_locals["self"] is model:
+            return frame.f_locals["streamer"]
         frame = frame.f_back
     return None
+
+
+def _is_generate(code: Any) -> bool:
+    """Whether a function has the parameters by which `streamer_of_call` knows `generate`."""
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {"self", "custom_generate", "streamer"} <= {*parameters}
+
+
+def check() -> None:
+    """Raise a `CompatibilityError` if a call's streamer could not be found."""
+    code = getattr(inspect.unwrap(original_generate(GenerationMixin)), "__code__", None)
+    if code is not None and not _is_generate(code):
+        raise CompatibilityError(
+            "GenerationMixin.generate lacks its parameter streamer= or custom_generate=, which uag needs. Install a "
+            "release of transformers that uag supports."
+        )
 
 
 def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:

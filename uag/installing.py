@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from uag import generate_hook
+from uag import forks, generate_hook
 from uag.assistant import Assistant
 from uag.errors import OptionError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
@@ -26,11 +25,11 @@ _MAX_PER_PAIR = 8
 """Maximum number of assistants per pair. Increase to keep what calls with more different tokenizers or numbers of
 candidates learned; decrease to save memory."""
 
-_assistants: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[Assistant]]]
+_assistants: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, list[Assistant]]]]
 _assistants = weakref.WeakKeyDictionary()
-"""The assistants by draft and target."""
+"""The assistants by draft and target, with the turn of those who create them."""
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _options = Options()
 """The options of `install`."""
 
@@ -117,16 +116,20 @@ def _can_draft(draft: Any) -> bool:
 
 def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Assistant:
     """Return the assistant of this pair, which remembers costs and acceptance."""
+    is_model = draft is not None and not isinstance(draft, str)
+    key = draft if is_model else model
     with _lock:
-        length = _fixed_length(draft) or _options.num_candidate_tokens
-        key = model if draft is None else draft
-        known = _assistants.setdefault(key, weakref.WeakKeyDictionary()).setdefault(model, [])
+        length, options = _fixed_length(draft) or _options.num_candidate_tokens, _options
+        of_draft = _assistants.setdefault(key, weakref.WeakKeyDictionary())
+        turn, known = of_draft.setdefault(model, (forks.turn(), []))
+    with turn:  # one thread creates it, which may take seconds, and others that need it wait
         same = [one for one in known if one.tokenizer is tokenizer and one.draft_tokenizer is draft_tokenizer]
+        same = [one for one in same if is_model or one.draft == draft]
         assistant = next((one for one in same if one.lookahead.fixed == length), None)
         if assistant is None:
             # A strong reference would keep the draft, which is the key, alive forever.
-            draft_proxy = None if draft is None else weakref.proxy(draft)
-            tokenizers, options = (draft_tokenizer, tokenizer), replace(_options, num_candidate_tokens=length)
+            draft_proxy = weakref.proxy(draft) if is_model else draft
+            tokenizers, options = (draft_tokenizer, tokenizer), replace(options, num_candidate_tokens=length)
             without_draft = replace(options, compile_draft=False)
             try:
                 assistant = Assistant(draft_proxy, *tokenizers, options=without_draft if draft is None else options)
@@ -192,7 +195,7 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     assistant = Assistant(draft, draft_tokenizer, tokenizer, **options)
     assistant.check(target)
     # Overlapping calls cannot share the state of a custom drafter, so they take turns.
-    turn = nullcontext() if options.get("drafter") is None else threading.RLock()
+    turn = nullcontext() if options.get("drafter") is None else forks.turn()
     _attachments[target] = assistant, turn
     generate_hook.add_route(_route_attached, is_first=True)
     return assistant

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ from jinja2 import TemplateError
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from uag import forks
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
+from uag.hf.decoder import COPY
 from uag.hf.devices import accelerator
 
 Content = str | list[dict[str, Any]]
@@ -33,7 +34,7 @@ Dtype = str | torch.dtype | None
 _MAX_DRAFTS = 4
 """Maximum number of drafts kept by name."""
 
-_lock = threading.Lock()
+_lock = forks.turn()
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def load_pair(
     target_folder, draft_folder = target or demo_folder("target"), draft or demo_folder("draft")
     # Tokenizers first, so that a wrong name fails before gigabytes of weights are read.
     target_tokenizer = load_tokenizer(target_folder, role="target")
-    draft_tokenizer = load_tokenizer(draft_folder, role="draft")
+    draft_tokenizer = target_tokenizer if draft == COPY else load_tokenizer(draft_folder, role="draft")
     return Pair(
         target=load_model(target_folder, dtype=dtype, device=device, role="target"),
         target_tokenizer=target_tokenizer,
@@ -91,7 +92,9 @@ def load_pair(
 
 
 def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> Any:
-    """Load a draft: a GGUF file as a `GgufDraft`, on the GPU if there is one; any other as `load_model` does."""
+    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, on the GPU if there is one; any other as `load_model` does."""
+    if name == COPY:
+        return name
     if is_gguf_name(name):
         return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
     return load_model(name, dtype=dtype, device=device, role="draft")
@@ -109,7 +112,7 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
     Raises:
         LoadingError: the draft cannot be loaded.
     """
-    if not isinstance(draft, str | os.PathLike) or draft == "copy":
+    if not isinstance(draft, str | os.PathLike) or draft == COPY:
         return draft, tokenizer
     dtype = device = None
     if target is not None:
@@ -292,7 +295,7 @@ def _must_be_local(name: str) -> bool:
 def _existing(name: str) -> str:
     """Return a name with `~` expanded; raise a FileNotFoundError if it looks like a folder and does not exist."""
     folder = Path(name).expanduser()
-    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
+    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1 or "\\" in name):
         return name
     if not folder.is_dir():
         raise FileNotFoundError(f"no model folder {str(folder)!r}.")

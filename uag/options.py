@@ -62,9 +62,9 @@ class Options:
             computes each token from that token and those before it, regardless of the width of the pass.
         own_kernels: on a CPU, run the passes of target and draft with uag's kernels, which are faster for a few tokens
             and compute a token in a block as they compute it alone (see docs/kernels.md).
-        draft_independent: refuse calls whose ids, scores, logits and generator state could depend on the draft in any
-            bit. On a CPU with uag's kernels, few calls do, and the option costs nothing. Elsewhere, every pass then has
-            the same width, which is slower (see docs/limits.md).
+        draft_independent: decode plainly, with the reason in `stats.fallbacks`, where ids, scores, logits and generator
+            state could depend on the draft in any bit. On a CPU with uag's kernels, few calls do. On devices that
+            record graphs, every pass then has the same width, which is slower (see docs/limits.md).
 
     Raises:
         OptionError: a wrong type or value, or rejection sampling with `draft_independent`.

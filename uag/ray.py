@@ -4,12 +4,12 @@ A row's result depends only on that row, not on the worker, the order of the row
 """
 
 import copy
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from uag import forks
 from uag.assistant import Assistant
 from uag.errors import OptionError
 from uag.hf import models
@@ -78,7 +78,7 @@ class BatchGenerator:
             raise OptionError(
                 "a row's sample depends on its seed alone: drop assistant_options' generator and sampling"
             )
-        self._generator, self._lock = torch.Generator(pair.target.device), threading.Lock()  # for a worker's threads
+        self._generator, self._lock = torch.Generator(pair.target.device), forks.turn()  # for a worker's threads
         own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
         self.assistant = Assistant(*own, options=options, generator=self._generator)
 

@@ -1,13 +1,13 @@
 """Statistics of a call: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
 
 import logging
-import threading
 import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from uag import forks
 from uag.errors import UnsupportedError
 
 logger = logging.getLogger("uag")
@@ -62,6 +62,7 @@ class Stats(RowStats):
         rows: statistics of each row.
         sources: the source of each output token, by row; "target" for a token that was not a candidate.
         dtypes: dtypes of the target and the draft if they differ; empty otherwise, and for a GGUF file.
+        draft_passes: how the draft's passes run, and why not in one call of the kernels; empty without a draft.
         not_drafting: why less than half of the rounds were allowed to use draft passes, or why no source proposed a
             candidate; empty otherwise.
         is_draft_independent: whether the output is, bit for bit, what the same call gives with any other draft, or
@@ -88,6 +89,7 @@ class Stats(RowStats):
     rows: list[RowStats] = field(default_factory=list, repr=False)
     sources: list[list[str]] = field(default_factory=list, repr=False)
     dtypes: str = ""
+    draft_passes: str = ""
     not_drafting: str = ""
     is_draft_independent: bool = False
     draft_dependence: str = ""
@@ -211,7 +213,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 _warned: set[str] = set()
 

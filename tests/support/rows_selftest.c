@@ -5,7 +5,7 @@
 #include "_rows.c"
 #include <stdio.h>
 
-void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned);
+void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned), GOMP_barrier(void);
 int omp_get_thread_num(void), omp_get_num_threads(void);
 
 static int level, checks, failures;
@@ -149,8 +149,148 @@ static void gates(void) {
     }
 }
 
+/* Products over codes: of the weights and inputs that the codes say, which are read back here. */
+static void coded_products(int type, int coded_type) {
+    int64_t R = 1 + draw(20), O = 1 + draw(150), K = 1 + draw(200), groups = blocks(K, 32), lanes = coders[level]->lanes;
+    Weight w = {0, 0, 0, O, K, coded_type};
+    char *weight = drawn(O * K, type), *codes = calloc(rows_coded_size(O, K, coded_type, level), 1), *x = (char *)floats(R * row_size(&w) / 4);
+    float *scales = calloc(O + 64, 4), *values = drawn(R * K, F32), *together = floats(R * (O + 16)), *alone = floats(O + 16);
+    double *expected = calloc(O * K, sizeof *expected);
+    if (draw(3) == 0) memset(weight, 0, K * SIZE(type));
+    Coding c = {weight, codes, scales, O, K, type, coded_type, level, 1 + draw(3)};
+    check(rows_code(&c) == OK, "codes");
+    for (int64_t r = 0; r < R; r++) coders[level]->code(values + r * K, x + r * row_size(&w), K);
+    for (int64_t o = 0; o < O; o++) for (int64_t i = 0; i < K; i++) {
+        const char *block = codes + o / lanes * block_size(&w, lanes), *group = block + i / 32 * 20 * lanes;
+        int64_t lane = o % lanes, at = i % 16 / 4 * 4 * lanes + lane * 4 + i % 4;
+        double value, step;
+        if (coded_type == Q8) step = scales[o], value = (int8_t)block[i / 4 * 4 * lanes + lane * 4 + i % 4] * step;
+        else {
+            step = get(group, lane, F16);
+            value = ((uint8_t)group[4 * lanes + at] >> (i % 32 < 16 ? 0 : 4) & 15) * step + get(group, lanes + lane, F16);
+        }
+        expected[o * K + i] = value;
+        check(fabs(value - get(weight, o * K + i, type)) <= 0.52 * step + 1e-3, "a code");
+    }
+    for (int64_t o = 0; o < O; o += lanes)
+        coders[level]->coded(x, row_size(&w), R, codes + o / lanes * block_size(&w, lanes), groups, together + o, O + 16, coded_type);
+    for (int64_t r = 0; r < R; r++) {
+        const float *of_x = (const float *)(x + r * row_size(&w) + groups * 32);
+        for (int64_t o = 0; o < O; o++) {
+            double sum = 0, size = 0;
+            for (int64_t i = 0; i < K; i++) {
+                double read = (int8_t)x[r * row_size(&w) + i] * of_x[i / 32], term = read * expected[o * K + i];
+                check(fabs(read - values[r * K + i]) <= 0.51 * of_x[i / 32], "an input's code");
+                sum += term, size += fabs(term);
+            }
+            compare(together[r * (O + 16) + o] * (coded_type == Q8 ? scales[o] : 1), sum, size, F32, "coded");
+        }
+        for (int64_t o = 0; o < O; o += lanes)
+            coders[level]->coded(x + r * row_size(&w), row_size(&w), 1, codes + o / lanes * block_size(&w, lanes), groups, alone + o, O + 16, coded_type);
+        check(!memcmp(alone, together + r * (O + 16), O * 4), "a row of coded products");
+    }
+    free(weight), free(codes), free(x), free(scales), free(values), free(together), free(alone), free(expected);
+}
+
+/* A pass of one block: a token's logits are the same alone, by one thread, and the weights' codes change them little. */
+static void coded(Weight *w, int64_t num_out, int64_t num_in, const void *weight, int type, int coded_type) {
+    *w = (Weight){weight, 0, 0, num_out, num_in, type};
+    if (coded_type < Q8) return;
+    char *codes = calloc(rows_coded_size(num_out, num_in, coded_type, level), 1);
+    float *scales = calloc(num_out + 64, 4);
+    Coding c = {weight, codes, scales, num_out, num_in, type, coded_type, level, 1};
+    rows_code(&c);
+    *w = (Weight){codes, coded_type == Q8 ? scales : (free(scales), NULL), 0, num_out, num_in, coded_type};
+}
+/* The last tokens of each sequence, the keys before which are in the last slots of another cache of float16 or float32. */
+static void after_others(Pass *p, const float *expected, float *logits, char *other) {
+    int type = draw(2) ? F16 : F32;
+    int64_t bases[3], places[3], counts[3], first[3], wanted[120], size = SIZE(type), n = 0, heads = p->kv_heads, most = p->capacity, dim = p->dim;
+    int64_t ids[120], positions[120], sequences[120], from[120];
+    for (int64_t q = 0; q < p->num_sequences; q++) {
+        bases[q] = draw(p->counts[q]), places[q] = p->num_sequences - 1 - q, counts[q] = p->counts[q] - bases[q], first[q] = n;
+        for (int64_t i = bases[q]; i < p->counts[q]; i++, n++)
+            from[n] = p->first[q] + i, ids[n] = p->ids[from[n]], positions[n] = i, sequences[n] = q, wanted[n] = n;
+        for (int64_t part = 0; part < 2; part++) for (int64_t h = 0; h < heads; h++) for (int64_t i = 0; i < bases[q] * dim; i++) {
+            const char *value = own_cache(p, 0, part, q, h, 0) + 2 * i;
+            char *to = other + (((part * p->num_sequences + places[q]) * heads + h) * most + most - bases[q]) * dim * size + i * size;
+            float whole = get(value, 0, F16);
+            memcpy(to, type == F16 ? value : (char *)&whole, size);
+        }
+    }
+    int64_t stride[] = {heads * most * dim, most * dim, dim};
+    Past past = {other, other + p->num_sequences * stride[0] * size, {stride[0], stride[1], stride[2]}, {stride[0], stride[1], stride[2]}, most, type, 0};
+    Pass last = *p;
+    last.past = &past, last.places = places, last.base = bases, last.counts = counts, last.first = first, last.wanted = wanted;
+    last.ids = ids, last.positions = positions, last.sequences = sequences, last.num_tokens = last.num_wanted = n, last.logits = logits;
+    last.cache = calloc(2 * p->num_sequences * stride[0], 2);
+    check(rows_pass(&last) == OK, "a pass after another cache");
+    for (int64_t t = 0; t < n; t++) check(!memcmp(logits + t * 37, expected + from[t] * 37, 37 * 4), "a token after keys of another cache");
+    free(last.cache);
+}
+static void pass(int type, int coded_type) {
+    enum { IDS = 37, SIZE_OF = 40, HEADS = 4, KEYS_OF = 2, DIM = 8, INNER = 43, MOST = 40 };
+    int64_t S = 1 + draw(3), T = 0, window = draw(2) ? 1 + draw(9) : 0, counts[3], first[3], base[3] = {0};
+    int64_t ids[3 * MOST], positions[3 * MOST], sequences[3 * MOST], wanted[3 * MOST];
+    for (int64_t q = 0; q < S; q++) {
+        counts[q] = 1 + draw(MOST), first[q] = T;
+        for (int64_t i = 0; i < counts[q]; i++, T++) ids[T] = draw(IDS), positions[T] = i, sequences[T] = q, wanted[T] = T;
+    }
+    static const struct { int64_t out, in; } shapes[] = {{IDS, SIZE_OF}, {HEADS * DIM, SIZE_OF}, {KEYS_OF * DIM, SIZE_OF}, {KEYS_OF * DIM, SIZE_OF},
+                                                         {SIZE_OF, HEADS * DIM}, {INNER, SIZE_OF}, {INNER, SIZE_OF}, {SIZE_OF, INNER}, {IDS, SIZE_OF}};
+    void *weights[9];
+    Weight w[9], plain[9];
+    for (int i = 0; i < 9; i++) {
+        weights[i] = drawn(shapes[i].out * shapes[i].in, type);
+        coded(w + i, shapes[i].out, shapes[i].in, weights[i], type, i % 8 || coded_type < Q8 ? coded_type : Q8);
+        coded(plain + i, shapes[i].out, shapes[i].in, weights[i], type, type);
+    }
+    float *norm = drawn(SIZE_OF, F32), *angles = drawn(2 * MOST * DIM / 2, F32), *results[4], *buffers[5];
+    char *cache = calloc(2 * S * KEYS_OF * MOST * DIM, 2), *other = calloc(2 * S * KEYS_OF * MOST * DIM, 4);
+    for (int i = 0; i < 4; i++) results[i] = floats(T * IDS);
+    int64_t sizes[5] = {SIZE_OF, SIZE_OF, (HEADS + 2 * KEYS_OF) * DIM, HEADS * DIM, INNER};
+    for (int i = 0; i < 5; i++) buffers[i] = floats(T * sizes[i]);
+    for (int run = 0; run < 4; run++) { /* all tokens at once; the last ones, after keys of another cache; one at a time; without codes */
+        const Weight *of = run == 3 ? plain : w;
+        Norm of_input = {norm, norm, 1e-5f, (int)(window % 2), 1};
+        Step steps[8] = {
+            {.w = {of[0]}, .factor = 2, .kind = EMBED, .num_weights = 1},
+            {.w = {of[1], of[2], of[3]}, .norm = of_input, .kind = LINEAR, .to = 2, .num_weights = 3},
+            {.cos = angles, .sin = angles + MOST * DIM / 2, .kind = ROTATE, .rotated = DIM},
+            {.factor = 0.3f, .window = window, .kind = ATTEND},
+            {.w = {of[4]}, .factor = 1, .kind = LINEAR, .from = 3, .num_weights = 1, .then = ACCUMULATE},
+            {.w = {of[5], of[6]}, .norm = of_input, .a = 1, .act = GATED, .kind = LINEAR, .to = 4, .num_weights = 2, .then = GATE_FIRST},
+            {.w = {of[7]}, .factor = 0.5f, .kind = LINEAR, .from = 4, .num_weights = 1, .then = ACCUMULATE},
+            {.w = {of[8]}, .norm = of_input, .kind = LINEAR, .num_weights = 1, .is_head = 1}};
+        Pass p = {.steps = steps, .ids = ids, .positions = positions, .sequences = sequences, .wanted = wanted, .counts = counts, .first = first,
+                  .base = base, .cache = cache, .logits = results[run], .num_steps = 8, .num_tokens = T, .num_wanted = T, .num_sequences = S,
+                  .heads = HEADS, .kv_heads = KEYS_OF, .dim = DIM, .capacity = MOST, .cache_type = F16, .level = level, .threads = 1 + draw(3)};
+        memcpy(p.sizes, sizes, sizeof sizes), memcpy(p.buffers, buffers, sizeof buffers);
+        if (run == 0 || run == 3) check(rows_pass(&p) == OK, "a pass");
+        else if (run == 1) after_others(&p, results[0], results[1], other);
+        else for (int64_t t = 0; t < T; t++) {
+            int64_t one[3] = {0}, zero[3] = {0}, none = 0;
+            one[sequences[t]] = 1;
+            p.ids = ids + t, p.positions = positions + t, p.sequences = sequences + t, p.wanted = &none, p.counts = one, p.first = zero;
+            p.num_tokens = p.num_wanted = p.threads = 1, p.logits = results[2] + t * IDS;
+            rows_pass(&p);
+        }
+    }
+    check(!memcmp(results[0], results[2], T * IDS * 4), "a token of a pass");
+    double error = 0, size = 0;
+    for (int64_t i = 0; i < T * IDS; i++) error += pow(results[0][i] - results[3][i], 2), size += pow(results[3][i], 2);
+    check(error <= (coded_type == Q4 ? 0.1 : 0.003) * size && size > 0, "a pass over codes");
+    for (int i = 0; i < 9; i++) {
+        free(weights[i]);
+        if (coded_type >= Q8) free((void *)w[i].data), free((void *)w[i].scales);
+    }
+    for (int i = 0; i < 4; i++) free(results[i]);
+    for (int i = 0; i < 5; i++) free(buffers[i]);
+    free(norm), free(angles), free(cache), free(other);
+}
+
 int main(int n, char **arguments) {
-    rows_use(GOMP_parallel, omp_get_thread_num, omp_get_num_threads);
+    rows_use(GOMP_parallel, omp_get_thread_num, omp_get_num_threads, GOMP_barrier);
 #ifdef INSTEAD_OF_AVX512
     int most = 3;
 #else
@@ -160,6 +300,8 @@ int main(int n, char **arguments) {
         for (int i = n > 1 ? atoi(arguments[1]) : 10; i > 0; i--) for (int type = F32; type <= F16; type++) {
             products(type, rows_linear, "linear"), products(type, rows_conv1d, "conv1d"), attention(type);
             if (i % 4 == 0) experts(type);
+            for (int coded_type = Q8; coded_type <= Q4; coded_type++) coded_products(type, coded_type), pass(type, coded_type);
+            pass(type, type);
         }
         gates();
     }

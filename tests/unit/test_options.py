@@ -50,7 +50,7 @@ def test_install_hands_every_option_to_its_assistants() -> None:
         for options in ({"memory": True, "num_candidate_tokens": 2}, {"min_confidence": 0.75}):
             uag.install(**options)
             assert target.generate(**given, assistant_model=draft, **tokenizers).tolist() == expected
-        (assistant,) = installing._assistants[draft][target]
+        _, (assistant,) = installing._assistants[draft][target]
         assert assistant.memory is not None
         assert (assistant.lookahead.fixed, assistant.lookahead.min_confidence) == (2, 0.75)
         with pytest.raises(OptionError, match="own_kernels=3 must be True or False"):

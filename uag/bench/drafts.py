@@ -8,6 +8,7 @@ from uag.assistant import Assistant
 from uag.bench.options import BenchOptions
 from uag.bench.record import Record
 from uag.errors import PairError, UagError
+from uag.hf.decoder import COPY
 from uag.loading import Pair, demo_folder, load_draft, load_model, load_tokenizer
 
 
@@ -27,9 +28,9 @@ def load_pairs(
         UagError: a tokenizer or the target cannot be loaded, or no draft can be used.
     """
     folders = {name: name for name in drafts} or {"demo draft": demo_folder("draft")}
-    tokenizers = [load_tokenizer(name, role="draft") for name in folders.values()]
     folder = target or demo_folder("target")
     tokenizer = load_tokenizer(folder, role="target")
+    tokenizers = [tokenizer if name == COPY else load_tokenizer(name, role="draft") for name in folders.values()]
     model = load_model(folder, dtype=dtype, device=device, role="target")
     pairs, refused = [], []
     for (name, draft), draft_tokenizer in zip(folders.items(), tokenizers, strict=True):

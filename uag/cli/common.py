@@ -25,7 +25,7 @@ def _checked_temperature(value: float) -> float:
 
 
 _COMPILE_DRAFT = "Compile the draft's passes: several times faster on a GPU, after half a minute or more of compiling."
-_DRAFT_INDEPENDENT = "Refuse calls whose output could depend on the draft, even in rounding."
+_DRAFT_INDEPENDENT = "Decode plainly where the output could depend on the draft, even in rounding."
 _DTYPE = "auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."
 _TARGET = "Hub name or folder of the target; default: the demo's."
 

@@ -184,6 +184,7 @@ class Drafts:
             stats.draft_forward_s = after.forward_s - before.forward_s
             stats.recording_s = after.compile_s - before.compile_s
             stats.num_draft_tokens = after.num_tokens - before.num_tokens
+            stats.draft_passes = after.passes
             for reason in after.fall_backs:
                 stats.fall_back(reason)
             if self.call.ranks.decides and stats.strategy != "plain":

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from uag.decoding import fixed_width
+from uag.decoding import ways
 from uag.decoding.call import Call, Candidates
 from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent, Ragged
@@ -25,8 +25,9 @@ from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.decoding.verdict import Verdict, examine
 from uag.drafting import Drafter, ForcedTokens, FreeFirst
-from uag.hf import passes
+from uag.hf import foreign_code, passes
 from uag.hf.cache import caches
+from uag.kernels import Watch
 from uag.lookahead import Lookahead, clock
 from uag.sampling import Selector, make_choice
 from uag.stats import Stats
@@ -42,15 +43,18 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     has_drafter = call.ranks.broadcast(drafter is not None)
     if not has_drafter and not call.options.draft_independent and not call.kernels:
         stats.draft_dependence = f"the target {call.kernels.why_none}"
-        return decode_plainly(call, stats)
+        return decode_plainly(call, stats, call.kernels)
     call, drafter = _with_forced_tokens(call, drafter)
-    call, verdict = _examined(call, stats)
+    verdict = examine(call)
+    call = verdict.call or call
+    _note_dependence(call, verdict.dependence, stats)
     for reason in (assumed, verdict.fallback) if has_drafter else ():
         if reason:
             stats.fall_back(reason)
     if verdict.limits is None:
-        return decode_plainly(call, stats)
-    rows, target = Rows(call), Target(call, stats, verdict.limits, verdict.kernels, verdict.recorded)
+        return decode_plainly(call, stats, verdict.kernels)
+    watch = Watch(verdict.seen, looks_closely=foreign_code.has_unknown_code(call.model))
+    rows, target = Rows(call), Target(call, stats, verdict.limits, verdict.kernels, verdict.recorded, watch)
     sampling = call.options.sampling if call.generation_config.do_sample else None
     choice = make_choice(sampling, (rows.batch_size, call.vocab_size), call.input_ids.device, call.options.generator)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
@@ -89,16 +93,11 @@ def _with_forced_tokens(call: Call, drafter: Drafter | None) -> tuple[Call, Draf
     )
 
 
-def _examined(call: Call, stats: Stats) -> tuple[Call, Verdict]:
-    """Decide how a call is decoded, with a fixed width if only that makes it independent of the draft."""
-    verdict = examine(call)
-    if call.options.draft_independent and (verdict.plain or verdict.dependence):
-        call, verdict = fixed_width.examined(call, verdict)
-    stats.draft_dependence = f"the target {verdict.dependence}" if verdict.dependence else ""
+def _note_dependence(call: Call, dependence: str, stats: Stats) -> None:
+    stats.draft_dependence = f"the target {dependence}" if dependence else ""
     if call.options.sampling == "rejection" and call.generation_config.do_sample:
         stats.draft_dependence = "sampling='rejection' returns another sample for each draft"
     stats.is_draft_independent = not stats.draft_dependence
-    return call, verdict
 
 
 def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
@@ -136,32 +135,43 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
             if rows.have_ended():
                 break
             offered = drafts.propose_evenly() if verdict.lockstep else drafts.propose(rows.active())
-            candidates, logits = _run_pass(target, passes_of, rows, offered)
+            candidates, logits = _run_pass(call, target, passes_of, rows, offered)
     is_recorded = call.generation_config.return_dict_in_generate
     target.finish(rows, is_returned=is_recorded)
     drafts.finish()
     sequences = rows.ids_at(rows.num_steps())
     if not isinstance(accepting, Lockstep) or not is_recorded:
         return sequences
-    cache = target.cache if call.fixed_width is None else fixed_width.as_requested(call, target.cache)
-    return accepting.output(sequences, cache)
+    return accepting.output(sequences, ways.as_requested(call, target.cache))
 
 
 def _run_pass(
-    target: Target, passes_of: Target | Ragged, rows: Rows, candidates: Candidates
+    call: Call, target: Target, passes_of: Target | Ragged, rows: Rows, candidates: Candidates
 ) -> tuple[Candidates, torch.Tensor]:
-    """Run the next pass, and return the candidates that it verified and its logits.
-
-    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN, except in uag's kernels. So if candidates
-    overflow, the pass is repeated without them. They make the first token of their row NaN, and all of its logits.
-    """
+    """Run the next pass, and return the candidates that it verified and its logits."""
     logits = passes_of.verify(rows, candidates)
-    active = [line for line, row in enumerate(candidates.rows) if not rows.is_done(row)]
-    if candidates.width == 1 or not bool(logits[active, 0, 0].isnan().any()):
+    why = _why_repeat(call, target, rows, candidates, logits)
+    if not why or candidates.width == 1:
         return candidates, logits
     passes_of.undo()
-    target.stats.fall_back("candidates made the target's logits NaN, so the pass was repeated without them")
+    target.stats.fall_back(f"{why}, so the pass was repeated without them")
     wasted_s, candidates = target.last_s, replace(candidates, by_row=[[] for _ in candidates.rows])
     logits = passes_of.verify(rows, candidates)
     target.last_s += wasted_s
     return candidates, logits
+
+
+def _why_repeat(call: Call, target: Target, rows: Rows, candidates: Candidates, logits: torch.Tensor) -> str:
+    """Return why a pass must not have candidates, and record what makes the rest of the call depend on them.
+
+    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN, except in uag's kernels. So if candidates
+    overflow, they make the first token of their row NaN, and all of its logits.
+    """
+    if dependence := target.watch.found:
+        if call.options.draft_independent:
+            target.watch, target.may_verify = Watch(), False
+            return f"candidates may change bits, since the target {dependence}"
+        _note_dependence(call, dependence, target.stats)
+    active = [line for line, row in enumerate(candidates.rows) if not rows.is_done(row)]
+    is_nan = candidates.width > 1 and bool(logits[active, 0, 0].isnan().any())
+    return "candidates made the target's logits NaN" if is_nan else ""

@@ -56,7 +56,7 @@ class _RecordingCriteria(StoppingCriteriaList):
         return done
 
 
-def decode_plainly(call: Call, stats: Stats) -> Any:
+def decode_plainly(call: Call, stats: Stats, kernels: OwnKernels) -> Any:
     """Run one call in transformers' own loop, or refuse a generator that the target's own loop ignores."""
     start_time = time.perf_counter()
     config, processors, drawing = call.generation_config, call.logits_processor, None
@@ -71,7 +71,6 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
         processors = drawing = _Drawing(call, call.options.generator)
     criteria = _RecordingCriteria(call.stopping_criteria, drawing)
     try:
-        kernels = OwnKernels() if config.output_attentions else call.kernels  # they do not return attention weights
         most_rows = min(FEW_ROWS, call.input_ids.shape[0])  # the prompt is PyTorch's, as in assisted calls
         with kernels.in_place(), kernels.running(most_rows):
             output = passes.sample_plainly(

@@ -17,7 +17,7 @@ from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
-from uag.kernels import OwnKernels
+from uag.kernels import OwnKernels, Watch
 from uag.lookahead import clock
 from uag.stats import Stats
 
@@ -105,15 +105,26 @@ class Target:
         kwargs: keyword arguments of the next pass.
         kernels: what uag's kernels compute in the passes after the prompt.
         last_s: seconds of the last pass.
-        has_compiled: whether the last pass compiled or recorded a graph, so that its time predicts nothing.
+        has_compiled: whether the last pass compiled or recorded a graph, or was watched, so that its time predicts
+            nothing.
+        watch: notices what the passes run in PyTorch, but the trial's did not.
+        may_verify: whether passes may have candidates.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
     def __init__(
-        self, call: Call, stats: Stats, limits: Limits, kernels: OwnKernels, recorded: RecordedTarget | None = None
+        self,
+        call: Call,
+        stats: Stats,
+        limits: Limits,
+        kernels: OwnKernels,
+        recorded: RecordedTarget | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.model = call.model
         self._recorded = recorded
+        self.watch = watch or Watch()
+        self.may_verify = True
         self.kernels = kernels
         self.config = call.generation_config
         self.kwargs = dict(call.model_kwargs)  # advanced by every pass; the call's own stay as they are
@@ -143,7 +154,7 @@ class Target:
 
     def budget(self, length: int) -> int:
         """Return how many candidates may follow `length` ids; record the reason if none may."""
-        budget = self.limits.budget(length)
+        budget = self.limits.budget(length) if self.may_verify else 0
         if budget < 1 and (why := self.limits.plain_reason(length)):
             self.stats.fall_back(f"the target {why}, so the rest of this call falls back to plain decoding")
         return budget
@@ -244,9 +255,11 @@ class Target:
                 self.stats.fall_back(f"the target's passes are not recorded: {self._recorded.failure}")
             return self.finish_pass(outputs, width, device, start_time)
         lengths = static.constant_lengths(self.cache) if self.limits.is_padded else nullcontext()
-        with lengths, self.kernels.running():
+        with lengths, self.kernels.running(), self.watch.over(width) as is_close:
             outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
-        return self.finish_pass(outputs, width, device, start_time)
+        logits = self.finish_pass(outputs, width, device, start_time)
+        self.has_compiled = self.has_compiled or is_close
+        return logits
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Count a pass and return its last `width` logits of each row, float32."""

@@ -7,11 +7,12 @@ accepts the same number of tokens in each pass. Otherwise the rows advance indep
 If several ranks run the model together, rank 0 decides for all of them.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from uag.decoding import block_trial
+from uag.decoding import trial, ways
 from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.hf import blocks, foreign_code, models, passes, positions, weights, wrapped
@@ -35,8 +36,10 @@ class Verdict:
         limits: the limits on candidates; None with plain decoding.
         dependence: why the draft may change how the target's logits round, phrased to follow "the target"; empty if it
             cannot, with the same bits for any candidates and none.
-        kernels: what uag's kernels compute.
+        kernels: what uag's kernels compute, also in plain decoding.
+        seen: what the passes of the target's trial ran in PyTorch; None if the draft may change bits anyway.
         recorded: the target's recorded passes at a fixed width; None if they run as usual.
+        call: the call with a fixed width and a cache for these passes; None if it stays as it is.
     """
 
     plain: str = ""
@@ -45,7 +48,9 @@ class Verdict:
     limits: Limits | None = field(default=None, compare=False)
     dependence: str = ""
     kernels: OwnKernels = field(default_factory=OwnKernels, compare=False)
+    seen: Counter[str] | None = field(default=None, compare=False)
     recorded: RecordedTarget | None = field(default=None, compare=False)
+    call: Call | None = field(default=None, compare=False)
 
     @property
     def fallback(self) -> str:
@@ -151,18 +156,31 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
 def examine(call: Call) -> Verdict:
     """Decide how a call with a source of candidates is decoded; all ranks get the same verdict.
 
-    This runs a trial of a few passes, once per model. Passes of a fixed width have a trial of their own.
+    This runs trials of a few passes, once per model.
     """
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
     verdict = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else Verdict())
-    if verdict.plain or call.fixed_width is not None:
-        return verdict
-    trial = block_trial.run(call, is_ragged=call.input_ids.shape[0] > 1 and not verdict.lockstep)
-    if trial.refusal:
-        return Verdict(f"the target {trial.refusal}")
-    kernels = call.kernels if trial.uses_kernels else OwnKernels()
-    kernels = kernels.replacing_functions() if trial.everywhere else kernels
-    return replace(verdict, dependence=trial.dependence, kernels=kernels)
+    if verdict.plain:  # the kernels do not return attention weights
+        has_kernels = call.kernels and not call.generation_config.output_attentions and trial.are_right(call)
+        return replace(verdict, kernels=call.kernels if has_kernels else OwnKernels())
+    way, found = ways.choose(call, is_ragged=call.input_ids.shape[0] > 1 and not verdict.lockstep)
+    if found.refusal:
+        return Verdict(f"the target {found.refusal}", kernels=way.kernels)
+    if found.dependence and call.options.draft_independent:
+        return _recorded(call, way, found.dependence)
+    seen = None if found.dependence else found.seen
+    return replace(verdict, dependence=found.dependence, kernels=way.kernels, seen=seen)
+
+
+def _recorded(call: Call, way: trial.Way, dependence: str) -> Verdict:
+    """Decide about a call that must not depend on the draft, but would: recorded passes, or else plain decoding."""
+    fixed, recorded, why_not = ways.record(call)
+    verdict = call.ranks.broadcast(_apply_rules(fixed) if call.ranks.decides else Verdict())
+    if recorded is None or verdict.plain:
+        why_not = f", and in passes of a fixed width {why_not}" if why_not else ""
+        return Verdict(f"draft_independent=True: the target {dependence}{why_not}", kernels=way.kernels)
+    lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
+    return replace(verdict, lockstep=lockstep, recorded=recorded, call=fixed)
 
 
 def _apply_rules(call: Call) -> Verdict:

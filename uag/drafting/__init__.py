@@ -7,17 +7,17 @@ from uag.drafting.known.source import PromptLookup
 from uag.drafting.known.text_drafter import TextDrafter
 from uag.drafting.models.base import Passes
 from uag.drafting.models.model_drafter import ModelDrafter, draft_steps, run_waves
-from uag.drafting.models.own_copy import COPY, CopyPairing
+from uag.drafting.models.own_copy import CopyPairing
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_model import TorchPasses
 from uag.drafting.models.trials import check_draft
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
 from uag.drafting.ranked import FreeFirst
+from uag.drafting.session import Session
 
 __all__ = [
     "ASSUMED",
-    "COPY",
     "Ask",
     "CopyPairing",
     "Counts",
@@ -32,6 +32,7 @@ __all__ = [
     "PromptLookup",
     "Row",
     "RowMaker",
+    "Session",
     "TextDrafter",
     "TorchPasses",
     "adapter_of",

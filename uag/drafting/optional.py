@@ -1,6 +1,5 @@
 """Adds a call's free sources to its drafter: its predictions, the assistant's memory, and prompt lookup."""
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -21,17 +20,15 @@ class OptionalSources:
     Args:
         looks_up: use prompt lookup beside a draft model, and beside the other sources; False with a custom drafter.
         memory: the memory of earlier calls; None for none.
+
+    Attributes:
+        rates: the learned rates of each kind of source.
     """
 
     def __init__(self, looks_up: bool, memory: Memory | None) -> None:
         self._looks_up, self._memory = looks_up, memory
-        self._rates = {each: AcceptanceRates(PRIORS) for each in (PredictionSource, MemorySource, PromptLookup)}
+        self.rates = {each: AcceptanceRates(PRIORS) for each in (PredictionSource, MemorySource, PromptLookup)}
         self._adapter: TokenizerAdapter | None = None  # kept, so that the next call need not build it again
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling. A copy may run at the same time, so it learns separately."""
-        rates = {each: copy.copy(of_each) for each, of_each in self._rates.items()}
-        return vars(self) | {"_rates": rates, "_adapter": None}
 
     def drafter(
         self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
@@ -52,17 +49,17 @@ class OptionalSources:
         find_adapter = partial(self._find_adapter, model, tokenizer)
         sources: list[FreeSource] = []
         if prediction is not None:
-            rates = self._rates[PredictionSource]
+            rates = self.rates[PredictionSource]
             of_call = PredictionSource(prediction, num_rows, models.head_size(model), find_adapter, rates)
             sources += [of_call] if of_call.may_propose else []
         if self._memory is not None:
             if (adapter := find_adapter()) is not None:
                 self._memory.bind(adapter.fingerprint)
-            sources.append(MemorySource(self._memory, self._rates[MemorySource]))
+            sources.append(MemorySource(self._memory, self.rates[MemorySource]))
         if isinstance(other, PromptLookup):
             return FreeFirst(None, [*sources, other])
         if self._looks_up and (sources or other is not None):
-            sources.append(PromptLookup(self._rates[PromptLookup]))
+            sources.append(PromptLookup(self.rates[PromptLookup]))
         return FreeFirst(other, sources) if sources else other
 
     def _find_adapter(self, model: Any, tokenizer: Any) -> TokenizerAdapter | None:

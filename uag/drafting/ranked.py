@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.proposal import Proposal, num_equal
@@ -27,10 +26,6 @@ class AcceptanceRates:
     def __init__(self, priors: Sequence[float]) -> None:
         self._priors = priors
         self._counts = [(0.0, 0.0) for _ in priors]  # accepted and checked candidates; older ones count less
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling; a copy learns separately."""
-        return vars(self) | {"_counts": self._counts.copy()}
 
     def __getitem__(self, level: int) -> float:
         """Return the predicted acceptance rate of candidates with this evidence."""

@@ -2,12 +2,12 @@
 
 import ctypes
 import os
-import threading
 import weakref
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from uag import forks
 from uag.errors import LoadingError, UnsupportedError
 from uag.gguf.llama import call, library
 
@@ -15,7 +15,7 @@ _MAX_KEPT = 4
 """Number of open files to cache. Increase to reopen fewer files; decrease to save memory (about 50 MB for a vocabulary
 of 260,000 tokens)."""
 
-_lock = threading.Lock()
+_lock = forks.turn()
 
 _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 """Set to false when a file is opened, so that text can be encoded as a continuation."""

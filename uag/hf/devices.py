@@ -48,6 +48,14 @@ def accelerator() -> torch.device | None:
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
+def float32_is_rounded() -> bool:
+    """Whether PyTorch may round float32 to bfloat16 or TF32 before it multiplies, as uag's kernels do not."""
+    settings = getattr(torch.backends.mkldnn, "matmul", None)  # since PyTorch 2.9, which raises if both were set
+    if settings is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    return getattr(settings, "fp32_precision", "none") in ("bf16", "tf32")
+
+
 def _module(device: torch.device) -> Any:
     """Return PyTorch's module for a kind of device, such as `torch.cuda`."""
     return getattr(torch, device.type, None)

@@ -30,6 +30,8 @@ _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
 _TESTED = _TRUSTED | {"peft"}
 """Packages whose modules the tests cover."""
 
+_BASE = frozenset(("torch", "transformers"))
+
 _STANDARD = frozenset(sys.stdlib_module_names) - {"unittest"}
 
 _PASS_METHODS = (
@@ -84,6 +86,13 @@ def of_others(model: Any) -> str:
         if not is_of_tested_package(kind) and not hasattr(module, "in_features"):
             return f"a layer of the class {kind.__name__}"
     return next((name for name, _ in layers_of_others(model)), "")
+
+
+@per_call
+def has_unknown_code(model: Any) -> bool:
+    """Return whether a model has code outside PyTorch and transformers, which may change what it computes."""
+    kinds = set(map(type, modules(model)))
+    return bool(layers_of_others(model)) or any(_root(kind.__module__) not in _BASE for kind in kinds)
 
 
 def cache_change(cache: Any) -> str:

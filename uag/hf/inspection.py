@@ -1,12 +1,15 @@
 """A model's modules and their mode, and properties of a model that are cached for the duration of a call."""
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+
+from uag import forks
 
 T = TypeVar("T")
 
@@ -27,6 +30,10 @@ def parameters(module: Any) -> dict[str, Any]:
 without_functions = torch._C.DisableTorchFunction
 """A context in which this thread's function modes do not see what PyTorch runs."""
 
+_lock = forks.lock()
+_evaluating: weakref.WeakKeyDictionary[Any, set[object]] = weakref.WeakKeyDictionary()
+"""The uses of `in_evaluation` of each module that was in training mode."""
+
 _current: ContextVar[tuple[Any, dict[Any, Any]]] = ContextVar("current", default=(None, {}))
 """The model of the current call, and the results of `per_call` functions for it."""
 
@@ -34,11 +41,12 @@ _current: ContextVar[tuple[Any, dict[Any, Any]]] = ContextVar("current", default
 @contextmanager
 def inspected_once(model: Any) -> Iterator[None]:
     """Cache the results of `per_call` functions for this model, in this thread, until the context exits."""
-    before = _current.set((model, {}))
+    before = _current.get()
     try:
+        _current.set((model, {}))
         yield
     finally:
-        _current.reset(before)
+        _current.set(before)
 
 
 def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -64,21 +72,34 @@ def modules(model: Any) -> list[Any]:
 
 
 def is_training(model: Any) -> bool:
-    """Whether any part of a model is in training mode, in which dropout draws and checkpointing disables the cache."""
-    return any(part.training for part in modules(model))
+    """Whether any part of a model is in training mode, in which dropout draws and checkpointing disables the cache.
+
+    Also while `in_evaluation` runs it otherwise in another thread, since that may end first.
+    """
+    return any(part.training or part in _evaluating for part in modules(model))
 
 
 @contextmanager
 def in_evaluation(model: Any) -> Iterator[None]:
-    """Run a model in evaluation mode, and restore the mode of its modules at the end.
+    """Run a model in evaluation mode, and restore the mode of its modules when the last use ends, in any thread.
 
     Do not use it on modules that another thread is training: that thread would train them in evaluation mode.
     """
-    parts = [module for module in model.modules() if module.training]
-    try:
-        for module in parts:
-            module.training = False
+    use, parts = object(), list(model.modules())
+
+    def leave() -> None:
+        with _lock:
+            for module in parts:
+                uses = _evaluating.get(module, set())
+                if use in uses and len(uses) == 1:
+                    module.training = True
+                    del _evaluating[module]
+                uses.discard(use)
+
+    with forks.ending(leave):
+        with _lock:
+            for module in parts:
+                if module.training or module in _evaluating:
+                    _evaluating.setdefault(module, set()).add(use)
+                    module.training = False
         yield
-    finally:
-        for module in parts:
-            module.training = True

@@ -1,6 +1,5 @@
 """Run a trial of a model once, without side effects, and cache its result."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from uag import forks
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
@@ -23,26 +23,24 @@ _stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.
 _known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 """By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
-_lock, _thread = threading.Lock(), threading.local()
-_eager_trials: list[str] = []
+_lock = forks.lock()
+_eager_trials: set[object] = set()
 _stances = ExitStack()
 
 
-def once(
-    model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, compiles: bool = False
-) -> T:
+def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None) -> T:
     """Return the result of the trial `run` of a model, or what `failed` returns for an exception's description.
 
-    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run eagerly, unless
-    `compiles` is set. Only calls of the same model wait for it.
+    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run
+    eagerly. Only calls of the same model wait for it.
     """
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     with _lock:
         answers: dict[str, tuple[Any, T]]
-        answers, failures, lock = _known.setdefault(itself, ({}, {}, threading.RLock()))
+        answers, failures, lock = _known.setdefault(itself, ({}, {}, forks.turn()))
     if (entry := answers.get(name)) and entry[0] == key:
         return entry[1]
-    with lock, without_trace(model), nullcontext() if compiles else _eagerly(name), torch.no_grad():
+    with lock, without_trace(model), _eagerly(), torch.no_grad():
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
         try:
@@ -58,19 +56,22 @@ def once(
 
 
 @contextmanager
-def _eagerly(name: str) -> Iterator[None]:
+def _eagerly() -> Iterator[None]:
     """Run compiled forwards eagerly. PyTorch has one stance for all threads, so the last trial to end restores it."""
-    with _lock:
-        if not _eager_trials:
-            _stances.enter_context(_stance("force_eager"))
-        _eager_trials.append(name)
-    try:
-        yield
-    finally:
+    trial = object()
+
+    def leave() -> None:
         with _lock:
-            _eager_trials.remove(name)
+            _eager_trials.discard(trial)
             if not _eager_trials:
                 _stances.close()
+
+    with forks.ending(leave):
+        with _lock:
+            if not _eager_trials:
+                _stances.enter_context(_stance("force_eager"))
+            _eager_trials.add(trial)
+        yield
 
 
 class DrawsError(RuntimeError):
@@ -78,14 +79,12 @@ class DrawsError(RuntimeError):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises before this thread draws from any of PyTorch's generators, which other threads may share; see `noting`."""
+    """Raises before this thread draws from any of PyTorch's generators, which other threads may share."""
 
     supports_higher_order_operators = True  # flex attention
     is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if note := getattr(_thread, "note", None):
-            note(func, args)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
             values = defaults | dict(zip(defaults, args, strict=False)) | (kwargs or {})
@@ -97,37 +96,31 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def noting(note: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
-    """Within a trial, call `note` with every operation of PyTorch that this thread runs, and its positional arguments.
-
-    The trial's own mode does it, because a second mode would double the time of each operation.
-    """
-    _thread.note = note
-    try:
-        yield
-    finally:
-        _thread.note = None
-
-
-@contextmanager
 def without_trace(model: Any) -> Iterator[None]:
     """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn.
 
-    Another thread may place or remove functions, or change the mode, meanwhile: these are not restored.
+    Another thread may place or remove functions, or change the mode meanwhile: these stay. What else it stores in the
+    model's attributes meanwhile is lost.
     """
-    saved: list[tuple[dict[str, Any], str, Any, torch.Tensor | None]] = []
-    for owner in [owner for module in model.modules() for owner in (vars(module), module._buffers)]:
+    owners = {id(owner): owner for module in model.modules() for owner in (vars(module), module._buffers)}
+    saved: dict[tuple[int, str], tuple[Any, torch.Tensor | None]] = {}
+    for key, owner in owners.items():
         for name, value in owner.copy().items():
             is_copied = isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED and not value.is_meta
             if not callable(value) and name != "training":
-                saved.append((owner, name, value, value.clone() if is_copied else None))
-    in_full = torch.autocast(device_of(model).type, enabled=False)
-    try:
-        with _Watch(), in_full:  # type: ignore[no-untyped-call]
-            yield
-    finally:
+                saved[key, name] = value, value.clone() if is_copied else None
+
+    def restore() -> None:
         with torch.inference_mode():  # some tensors may have been created in it
-            for owner, name, value, copied in saved:
-                owner[name] = value
+            for (key, name), (value, copied) in list(saved.items()):
+                owners[key][name] = value
                 if copied is not None and not torch.equal(value, copied):
                     value.copy_(copied)
+
+    def restore_in_child() -> None:
+        for (key, name), (value, copied) in saved.items():
+            owners[key][name] = value if copied is None else copied  # PyTorch's threads may not run in a child
+
+    in_full = torch.autocast(device_of(model).type, enabled=False)
+    with forks.ending(restore, restore_in_child), _Watch(), in_full:  # type: ignore[no-untyped-call]
+        yield

@@ -1,5 +1,6 @@
 /* Products of weights in 8 or 4 bits, of one instruction set; `_rows_tile.h` includes this file. Activations are rounded to 8 bits
    in groups of 32 with a scale for each, and products of whole numbers are exact, so no row's result depends on the others.
+   Without PIN, GCC would add the products of a group in another order, for which it has too few registers.
 
    Weights are stored for one vector of outputs at a time, in the order in which they are read. Q8: for every 4 inputs, 4 bytes of
    each output. Q4: for every group of 32 inputs, a scale and a minimum of each output (float16), and 4 vectors of bytes, whose low
@@ -89,7 +90,10 @@ INLINE void ISA(q8_of)(const char *x, int64_t x_stride, const char *w, int64_t g
         __builtin_prefetch(w + 32 * BYTES, 0, 2);
         UNROLLED for (int k = 0; k < 8; k++) {
             vi of_w = ISA(bytes)(w + k * BYTES);
-            UNROLLED for (int r = 0; r < R; r++) acc[r] = DOT8(acc[r], of_w, ISA(four)((const int8_t *)x + r * x_stride + g * 32 + k * 4));
+            UNROLLED for (int r = 0; r < R; r++) {
+                acc[r] = DOT8(acc[r], of_w, ISA(four)((const int8_t *)x + r * x_stride + g * 32 + k * 4));
+                PIN(acc[r]);
+            }
         }
         UNROLLED for (int r = 0; r < R; r++)
             sums[r] = FMA(__builtin_convertvector(acc[r], vf), ISA(all)(ISA(row_of)((char *)x + r * x_stride, groups).scales[g]), sums[r]);
@@ -108,6 +112,7 @@ INLINE void ISA(q4_of)(const char *x, int64_t x_stride, const char *w, int64_t g
             UNROLLED for (int r = 0; r < R; r++) {
                 const int8_t *at = (const int8_t *)x + r * x_stride + g * 32 + j * 4;
                 acc[r] = DOT4(DOT4(acc[r], low, ISA(four)(at)), high, ISA(four)(at + 16));
+                PIN(acc[r]);
             }
         }
         vf scale = ISA(load)(w, F16), least = ISA(load)(w + BYTES / 2, F16);

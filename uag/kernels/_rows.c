@@ -75,6 +75,7 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #define DOT8(acc, w, x) DOT4(acc, (w) ^ (int32_t)0x80808080, x) /* of bytes without a sign, which are 128 more */
 #define START8(sum) ((vi){0} - 128 * (sum))
 #define SUM4(acc) (acc)
+#define PIN(v) __asm__("" : "+v"(v))
 #define MOST_CODED 8
 #include "_rows_tile.h"
 
@@ -96,6 +97,7 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #define START8(sum) ((vi){0})
 #define DOT4(acc, w, x) ((vi)_mm256_add_epi16((__m256i)(acc), PAIRWISE(w, x))) /* 8 sums of 2 * 15 * 127 fit in 16 bits */
 #define SUM4(acc) ((vi)_mm256_madd_epi16((__m256i)(acc), _mm256_set1_epi16(1)))
+#define PIN(v) __asm__("" : "+x"(v))
 #define MOST_CODED 4
 #include "_rows_tile.h"
 
@@ -131,6 +133,7 @@ int rows_level(void) {
 #define START8(sum) ((vi){0})
 #define DOT4 DOT8
 #define SUM4(acc) (acc)
+#define PIN(v) __asm__("" : "+w"(v))
 #define MOST_CODED 8
 #include "_rows_tile.h"
 

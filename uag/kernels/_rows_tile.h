@@ -191,7 +191,7 @@ INLINE vf ISA(exp)(vf x) { /* for x <= 0, within 2 units in the last place; exac
 }
 
 /* Turns the scores of a row into exp(score - their maximum), exactly 0 for masked keys. Returns the share of the sink. A masked
-   key's score may be NaN, as its key may. */
+   key's score may be NaN or so large that the mask's lowest number does not outweigh it, as its key may. */
 TARGET static float ISA(softmax)(float *s, int64_t n, float scale, float softcap, const char *keep, const char *add, int add_type,
                                  const float *sink) {
     float lane[LANES], most = sink ? *sink : -INFINITY;
@@ -204,7 +204,7 @@ TARGET static float ISA(softmax)(float *s, int64_t n, float scale, float softcap
         }
         if (add) {
             vf more = ISA(load_first)(add + i * SIZE(add_type), (int)at_most(n - i, LANES), add_type);
-            v = ISA(select)((v != v) & (more <= -65504.0f), ISA(all)(-INFINITY), v + more); /* masked, even in float16 */
+            v = ISA(select)(~(v <= 65504.0f) & (more <= -65504.0f), ISA(all)(-INFINITY), v + more); /* masked, even in float16 */
         }
         ISA(store)(s + i, v);
     }
@@ -273,5 +273,6 @@ static const Kernel ISA(kernel) = {ISA(pack), ISA(dots), ISA(mix), ISA(finish), 
 #undef SUM4
 #undef MOST_CODED
 #undef PAIRWISE
+#undef PIN
 #undef MAGIC
 #undef CODED

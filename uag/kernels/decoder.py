@@ -6,27 +6,27 @@ products with such weights. A token's logits depend neither on the other tokens 
 """
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 
 from uag.hf.decoder import Attention, Block, Description, Linear, Norm
 from uag.kernels import kernel, steps
+from uag.kernels.decoder_cache import Cache
+from uag.kernels.steps import TYPES
 
 WEIGHTS = ("int8", "int4", "model")
 """The forms of weights: codes of 8 or 4 bits, or the model's own, read in place."""
 
 _CODED = {"int8": 4, "int4": 5}
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_CACHE_DTYPE = torch.float16
+_FIRST_POSITIONS = 512
+"""Positions whose angles are computed at first; they double when a text is longer."""
+
 _MOST_TOKENS = 64
 """Tokens of one call; a longer text is read in parts. More would be read again from the cache less often, but need more
 memory for activations."""
-
-_FIRST_SLOTS = 512
-"""Tokens of a new cache, which is doubled when it is full."""
 
 
 class Decoder:
@@ -55,7 +55,7 @@ class Decoder:
         self._coded: dict[tuple[int, str], steps.CWeight] = {}
         self._angles: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tables = [block.attention.rotary for block in description.blocks]
-        self._num_angles = 0
+        self._num_angles, self._lock = 0, threading.Lock()
         blocks = description.blocks
         size, heads = description.embedding.shape[1], description.num_heads + 2 * description.num_kv_heads
         inner = max(block.mlp.up.weight.shape[0] for block in blocks)
@@ -67,7 +67,7 @@ class Decoder:
         head = self._linear(steps.HIDDEN, 0, [description.head], "int8", norm=description.norm)
         head.is_head = 1
         self._steps = (steps.CStep * (len(listed) + 1))(*listed, head)
-        self._reach(_FIRST_SLOTS)
+        self._reach(1)
 
     # ------------------------------------------------------------------ steps
 
@@ -153,7 +153,7 @@ class Decoder:
         if key not in self._coded:  # an embedding may be the head's weight
             weight = weight.contiguous()
             if form == "model":
-                self._coded[key] = steps.CWeight(self._keep(weight), 0, 0, num_out, num_in, _TYPES[weight.dtype])
+                self._coded[key] = steps.CWeight(self._keep(weight), 0, 0, num_out, num_in, TYPES[weight.dtype])
             else:
                 self._coded[key] = self._codes(weight, form)
         found = steps.CWeight.from_buffer_copy(self._coded[key])
@@ -170,7 +170,7 @@ class Decoder:
         scales = torch.zeros(num_out + 64) if form == "int8" else None
         coding = steps.CCoding(
             weight.data_ptr(), codes.data_ptr(), 0 if scales is None else scales.data_ptr(), num_out, num_in,
-            _TYPES[weight.dtype], _CODED[form], level, torch.get_num_threads(),
+            TYPES[weight.dtype], _CODED[form], level, torch.get_num_threads(),
         )  # fmt: skip
         library.rows_code(ctypes.byref(coding))
         self.num_bytes += codes.numel() + (0 if scales is None else 4 * scales.numel())
@@ -179,20 +179,25 @@ class Decoder:
         )
 
     def _reach(self, num_positions: int) -> None:
-        """Compute the angles of at least so many positions."""
-        if num_positions <= self._num_angles or not self._angles:
-            return
-        self._num_angles = max(num_positions, 2 * self._num_angles)
-        for name in self._angles:
-            self._kept += self._angles[name]  # another thread's pass may read them
-            self._angles[name] = self._compute_angles(name, self._num_angles)
-        for step in self._steps:
-            if step.kind == steps.ROTATE and (name := self._tables[step.layer]) is not None:
-                step.cos, step.sin = (angles.data_ptr() for angles in self._angles[name])
+        """Compute the angles of at least so many positions.
+
+        Of no more than the model has: the angles of some models depend on the largest position.
+        """
+        with self._lock:
+            if num_positions <= self._num_angles or not self._angles:
+                return
+            num_angles = max(num_positions, min(max(_FIRST_POSITIONS, 2 * self._num_angles), self.max_positions))
+            for name in self._angles:
+                self._kept += self._angles[name]  # another thread's pass may read them
+                self._angles[name] = self._compute_angles(name, num_angles)
+            for step in self._steps:
+                if step.kind == steps.ROTATE and (name := self._tables[step.layer]) is not None:
+                    step.cos, step.sin = (angles.data_ptr() for angles in self._angles[name])
+            self._num_angles = num_angles
 
     # ------------------------------------------------------------------ passes
 
-    def run(self, cache: "Cache", ids: Sequence[Sequence[int]], num_wanted: int) -> torch.Tensor:
+    def run(self, cache: Cache, ids: Sequence[Sequence[int]], num_wanted: int) -> torch.Tensor:
         """Append tokens to the sequences of a cache, none to some, and return the logits of the last tokens of each.
 
         Args:
@@ -225,7 +230,7 @@ class Decoder:
         by_sequence = [torch.split(logits, kept) for logits, kept in parts]
         return torch.cat([of_part[place] for place in range(len(ids)) for of_part in by_sequence])
 
-    def _part(self, cache: "Cache", ids: Sequence[Sequence[int]], kept: Sequence[int]) -> torch.Tensor:
+    def _part(self, cache: Cache, ids: Sequence[Sequence[int]], kept: Sequence[int]) -> torch.Tensor:
         _, kv_heads, dim = self.shape
         counts = [len(line) for line in ids]
         firsts = list(accumulate(counts, initial=0))[:-1]
@@ -248,7 +253,7 @@ class Decoder:
             steps=ctypes.addressof(self._steps), num_steps=len(self._steps), num_tokens=size, num_wanted=num_wanted,
             past=None if cache.past is None else ctypes.addressof(cache.past), cache=cache.tensor.data_ptr(),
             logits=logits.data_ptr(), num_sequences=len(ids), heads=self._num_heads, kv_heads=kv_heads, dim=dim,
-            capacity=cache.tensor.shape[4], cache_type=_TYPES[cache.tensor.dtype], level=kernel._level,
+            capacity=cache.tensor.shape[4], cache_type=TYPES[cache.tensor.dtype], level=kernel._level,
             threads=torch.get_num_threads(), **{name: ctypes.addressof(array) for name, array in arrays.items()},
         )  # fmt: skip
         job.buffers[:], job.sizes[:] = [buffer.data_ptr() for buffer in buffers], self.sizes
@@ -260,71 +265,3 @@ class Decoder:
             logits *= self._head_factor
         cap = self._head_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
-
-
-class Cache:
-    """The keys and values of some sequences.
-
-    Attributes:
-        lengths: the tokens of each sequence; lower one to remove its last tokens.
-        bases: the position of each sequence's first token.
-        past: where the keys and values of the tokens before it are, for each layer; see `read`.
-        tensor: [layers, 2, sequences, kv_heads, capacity, head_dim].
-    """
-
-    def __init__(self, decoder: Decoder, num_sequences: int) -> None:
-        layers, kv_heads, dim = decoder.shape
-        self.lengths = [0] * num_sequences
-        self.bases = [0] * num_sequences
-        self.past: Any = None
-        self.places = [0] * num_sequences  # in the cache that `past` is of
-        self._windows = decoder.windows
-        self.tensor = torch.zeros((layers, 2, num_sequences, kv_heads, _FIRST_SLOTS, dim), dtype=_CACHE_DTYPE)
-
-    def fits(self, decoder: Decoder, num_sequences: int) -> bool:
-        """Return whether a decoder can use this cache for so many sequences."""
-        layers, _, sequences, kv_heads, _, dim = self.tensor.shape
-        return (layers, kv_heads, dim) == decoder.shape and sequences == num_sequences
-
-    def read(self, layers: Sequence[Any], places: Sequence[int]) -> bool:
-        """Read the tokens before `bases` in the layers of another cache, whose last slots are those of these tokens.
-
-        Args:
-            layers: with `keys` and `values` [sequences, kv_heads, slots, head_dim].
-            places: the place of each sequence in it; -1 for none, which then gets no tokens.
-
-        Returns:
-            Whether the layers have these tokens. If so, they must live until the next pass has run.
-        """
-        num, kv_heads, dim = self.tensor.shape[0], self.tensor.shape[3], self.tensor.shape[5]
-        if len(layers) != num:
-            return False
-        self.past = (steps.CPast * num)()
-        for of_layer, layer, window in zip(self.past, layers, self._windows, strict=True):
-            keys, values = layer.keys, layer.values
-            needed = max((base for base, place in zip(self.bases, places, strict=True) if place >= 0), default=0)
-            needed = min(needed, window - 1) if window else needed
-            is_plain = keys.is_cpu and keys.dtype is values.dtype and keys.dtype in _TYPES
-            if not is_plain or keys.shape[1::2] != (kv_heads, dim) or keys.shape[2] < needed:
-                return False
-            if keys.stride(3) != 1 or values.stride(3) != 1:
-                return False
-            of_layer.k, of_layer.v, of_layer.end, of_layer.type = (
-                keys.data_ptr(),
-                values.data_ptr(),
-                keys.shape[2],
-                _TYPES[keys.dtype],
-            )
-            of_layer.k_stride[:], of_layer.v_stride[:] = keys.stride()[:3], values.stride()[:3]
-        self.places = [max(place, 0) for place in places]
-        return True
-
-    def reserve(self, length: int) -> None:
-        """Make room for so many tokens of each sequence."""
-        capacity = self.tensor.shape[4]
-        if length > capacity:
-            shape = list(self.tensor.shape)
-            shape[4] = max(2 * capacity, length)
-            larger = torch.zeros(shape, dtype=self.tensor.dtype)
-            larger[..., :capacity, :] = self.tensor
-            self.tensor = larger

@@ -134,6 +134,8 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 @_or_none
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return `x @ weight.T + bias`: x [..., num_in], weight [num_out, num_in], contiguous, and bias [num_out]."""
+    if weight.dim() != 2:
+        return None
     num_out, num_in = weight.shape
     return _product("rows_linear", x, weight, bias, num_out, num_in)
 
@@ -141,6 +143,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 @_or_none
 def conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return `x @ weight + bias`: x [..., num_in], weight [num_in, num_out], contiguous, and bias [num_out]."""
+    if weight.dim() != 2:
+        return None
     num_in, num_out = weight.shape
     return _product("rows_conv1d", x, weight, bias, num_out, num_in)
 

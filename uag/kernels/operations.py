@@ -4,14 +4,13 @@ Where the kernels do not serve, what they replace runs instead.
 """
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from transformers.activations import SiLUActivation
 from transformers.integrations import moe
 from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
@@ -29,6 +28,8 @@ class _State(threading.local):
     """The most rows for which this thread's passes use the kernels; 0 outside of them."""
     replaces_functions = False
     """Whether `Functions` is active."""
+    passed_on: Counter[str] | None = None
+    """What this thread's passes left to PyTorch although a kernel exists, by name; None if nobody asks."""
 
 
 state = _State()
@@ -37,6 +38,12 @@ state = _State()
 def direct() -> AbstractContextManager[Any]:
     """Call functions of PyTorch without `Functions`, which would delay each by microseconds."""
     return without_functions() if state.replaces_functions else nullcontext()
+
+
+def pass_on(name: str) -> None:
+    """Count an operation that the kernels leave to PyTorch."""
+    if state.passed_on is not None:
+        state.passed_on[name] += 1
 
 
 def is_usual(x: Any) -> bool:
@@ -59,7 +66,10 @@ def attention(function: Callable[..., Any]) -> Callable[..., Any]:
     if not state.most_rows:
         return function
     known = _known_attention(function)
-    return function if known is None else partial(_attention, known, function)
+    if known is None:
+        pass_on(f"the attention {getattr(function, '__name__', function)!r}")
+        return function
+    return partial(_attention, known, function)
 
 
 _OF_EAGER = {
@@ -71,13 +81,25 @@ _OF_EAGER = {
 class has them, a position bias, a softcap, or sinks as one more logit per head."""
 
 
+_READ = frozenset((
+    "module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "position_bias", "softcap",
+))  # fmt: skip
+_NOT_READ = frozenset((
+    "sliding_window", "s_aux", "indices", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",
+    "position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "output_router_logits",
+    "num_items_in_batch", "logits_to_keep",
+))  # fmt: skip
+"""The arguments that transformers' functions compute with, and those that its classes pass for other functions. With
+any other, the kernels do not know what a function computes."""
+
+
 @cache
-def _known_attention(function: Callable[..., Any]) -> tuple[frozenset[str], bool] | None:
+def _known_attention(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool] | None:
     """Return a function's parameters and whether it reads its module's sinks; None if the kernel does not serve it."""
     code = getattr(function, "__code__", None)
     if code is None:
         return None
-    parameters = frozenset(code.co_varnames[: code.co_argcount])
+    parameters = code.co_varnames[: code.co_argcount]
     if function is sdpa_attention_forward:
         return parameters, False
     is_eager = function.__name__ == "eager_attention_forward" and function.__module__.startswith("transformers.models.")
@@ -85,44 +107,48 @@ def _known_attention(function: Callable[..., Any]) -> tuple[frozenset[str], bool
     return (parameters, "sinks" in code.co_names) if is_known else None
 
 
-def _attention(
-    known: tuple[frozenset[str], bool], function: Callable[..., Any], module: Any, *inputs: Any, **kwargs: Any
-) -> Any:
+def _attention(known: tuple[tuple[str, ...], bool], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run one of transformers' attention functions by uag's kernel, or as it is if that does not serve its inputs."""
+    parameters, has_sinks = known
     with direct():
-        output = _own_attention(*known, function is sdpa_attention_forward, module, *inputs, **kwargs)
-    return function(module, *inputs, **kwargs) if output is None else (output, None)
+        given = named(parameters, args, kwargs)
+        output = _own_attention(has_sinks, function is sdpa_attention_forward, parameters, given)
+    if output is None:
+        pass_on("attention")
+        return function(*args, **kwargs)
+    return output, None
+
+
+def named(parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a function by name; those beyond its parameters are left out, and it refuses them."""
+    return dict(zip(parameters, args, strict=False)) | kwargs
 
 
 def _own_attention(
-    parameters: frozenset[str],
-    has_sinks: bool,
-    is_sdpa: bool,
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
+    has_sinks: bool, is_sdpa: bool, parameters: Sequence[str], given: dict[str, Any]
 ) -> torch.Tensor | None:
-    softcap, mask = kwargs.get("softcap"), attention_mask
-    is_causal: Any = False
-    has_dropout = module.training and kwargs.get("dropout")
-    if has_dropout or (softcap is not None and is_sdpa) or not _fits_attention(query, key, value):
+    get: Callable[[str], Any] = given.get
+    module, query, key, value, mask = map(get, ("module", "query", "key", "value", "attention_mask"))
+    is_known = all(name in _READ or name in _NOT_READ or value is None for name, value in given.items())
+    if not (is_known and isinstance(query, torch.Tensor) and fits_attention(query, key, value)):
         return None
+    if (get("dropout") and module.training) or (is_sdpa and get("softcap") is not None):
+        return None
+    is_causal: Any = False
     if mask is not None:
         mask = mask[..., : key.shape[2]]
     elif is_sdpa and query.shape[2] > 1:
-        is_causal = kwargs.get("is_causal")
+        is_causal = get("is_causal")
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    bias = kwargs.get("position_bias") if "position_bias" in parameters else None
+    bias = get("position_bias") if "position_bias" in parameters else None
     if bias is not None:
         mask, is_causal = create_position_bias_mask(bias[..., : key.shape[2]], mask, is_causal, query, key), False
-    sinks, softcap = module.sinks if has_sinks else None, softcap if "softcap" in parameters else None
-    return _attend(query, key, value, mask, is_causal, kwargs.get("scaling"), softcap, sinks)
+    sinks, softcap = module.sinks if has_sinks else None, get("softcap") if "softcap" in parameters else None
+    return attend(query, key, value, mask, is_causal, get("scaling"), softcap, sinks)
 
 
-def _fits_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+def fits_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether the kernel serves these inputs."""
     return (
         is_usual(query[..., 0, 0, :] if query.dim() == 4 else query)
         and query.dim() == key.dim() == value.dim() == 4
@@ -131,7 +157,7 @@ def _fits_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
     )
 
 
-def _attend(
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -156,13 +182,21 @@ def experts(function: Callable[..., Any]) -> Callable[..., Any]:
     return partial(_experts, function) if state.most_rows and is_known else function
 
 
-def _experts(function: Callable[..., Any], layer: Any, *inputs: torch.Tensor) -> Any:
+_OF_EXPERTS = "self", "hidden_states", "top_k_index", "top_k_weights"
+
+
+def _experts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run one of transformers' functions of experts by uag's kernels, or as it is if they do not serve its inputs."""
-    output = _own_experts(layer, *inputs)
-    return function(layer, *inputs) if output is None else output
+    given = named(_OF_EXPERTS, args, kwargs)
+    is_known = len(args) + len(kwargs) == len(_OF_EXPERTS) and given.keys() == set(_OF_EXPERTS)
+    output = _own_experts(*map(given.get, _OF_EXPERTS)) if is_known else None
+    if output is None:
+        pass_on("experts")
+        return function(*args, **kwargs)
+    return output
 
 
-def _own_experts(layer: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor | None:
+def _own_experts(layer: Any, x: Any, chosen: Any, shares: Any) -> torch.Tensor | None:
     """Run the chosen experts of each token, and add their outputs in the order of their numbers."""
     # Transformers before 5.20 has neither attribute.
     if getattr(layer, "_is_expert_parallel", False) or getattr(layer, "has_post_expert_norm", False) or not is_usual(x):
@@ -190,105 +224,3 @@ def _own_experts(layer: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torc
 
 def _is_silu(activation: Any) -> bool:
     return isinstance(activation, torch.nn.SiLU | SiLUActivation)
-
-
-class Functions(TorchFunctionMode):
-    """Replaces functions of PyTorch that forwards call themselves, in this thread."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function by uag's kernel, or as it is."""
-        kwargs = kwargs or {}
-        own = _FUNCTIONS.get(func)
-        output = None if own is None or not args or not is_usual(args[0]) else own(*args, **kwargs)
-        return func(*args, **kwargs) if output is None else output
-
-
-def _sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor | None:
-    if dropout_p or not _fits_attention(query, key, value):
-        return None
-    if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
-        return None
-    output = _attend(query, key, value, attn_mask, is_causal, scale)
-    return None if output is None else output.transpose(1, 2)
-
-
-def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """Multiply by a transposed weight, as Falcon does, or matrix by matrix, as attention outside the registry does."""
-    if x.dim() < 2 or other.dim() < 2 or x.shape[-1] != other.shape[-2]:
-        return None
-    if other.dim() == 2:
-        return kernel.linear(x, other.t()) if other.t().is_contiguous() else kernel.conv1d(x, other)
-    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
-    pairs = zip(*(part.expand(*batch, -1, -1).flatten(0, -3) for part in (x, other)), strict=True)
-    products = [_matmul(*pair) for pair in pairs]
-    known = [product for product in products if product is not None]
-    return torch.stack(known).view(*batch, x.shape[-2], -1) if len(known) == len(products) else None
-
-
-def _baddbmm(
-    added: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
-) -> torch.Tensor | None:
-    product = _matmul(batch1, batch2)
-    return None if product is None else beta * added + alpha * product
-
-
-def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor | None:
-    return None if inplace else kernel.gate(x, "silu")
-
-
-def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor | None:
-    return kernel.gate(x, "gelu" if approximate == "none" else "gelu_tanh")
-
-
-def _sigmoid(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor | None:
-    return kernel.gate(x, "sigmoid") if out is None else None
-
-
-def _softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor | None:
-    return kernel.gate(x, "softplus") if (beta, threshold) == (1.0, 20.0) else None
-
-
-def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-    """Sum each row in one order, to which masked scores at its end add nothing."""
-    if dim not in (-1, x.dim() - 1) or (dtype or x.dtype) not in (torch.float32, torch.bfloat16, torch.float16):
-        return None
-    powers = x.float()
-    powers = (powers - powers.amax(-1, keepdim=True)).exp_()
-    total = kernel.conv1d(powers, powers.new_ones(x.shape[-1], 1))
-    return None if total is None else (powers / total).to(dtype or x.dtype)
-
-
-def _functional_softmax(
-    x: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> torch.Tensor | None:
-    return _softmax(x, dim, dtype)
-
-
-_FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
-    functional.linear: kernel.linear,
-    functional.scaled_dot_product_attention: _sdpa,
-    functional.silu: _silu,
-    functional.gelu: _gelu,
-    functional.softmax: _functional_softmax,
-    torch.softmax: _softmax,
-    torch.Tensor.softmax: _softmax,
-    functional.softplus: _softplus,
-    torch.sigmoid: _sigmoid,
-    torch.Tensor.sigmoid: _sigmoid,
-    torch.baddbmm: _baddbmm,
-    torch.Tensor.baddbmm: _baddbmm,
-    torch.bmm: _matmul,
-    torch.Tensor.bmm: _matmul,
-    torch.matmul: _matmul,
-    torch.Tensor.matmul: _matmul,
-    torch.Tensor.__matmul__: _matmul,
-}

@@ -6,7 +6,6 @@ their thread is inside `running`. So other threads that run the same model get t
 """
 
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,8 +16,9 @@ from torch import nn
 from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
-from uag.hf import foreign_code, inspection, models
-from uag.kernels import kernel, operations, registries
+from uag import forks
+from uag.hf import devices, foreign_code, inspection, models
+from uag.kernels import functions, kernel, operations, registries
 
 _thread = threading.local()
 
@@ -26,8 +26,7 @@ FEW_ROWS = 32
 """Most rows of a pass whose width does not matter to its caller, such as a draft's. Increase to use the kernels for
 wider passes; decrease to leave more of them to PyTorch, whose products reach a higher peak."""
 
-_lock = threading.Lock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_lock = forks.lock()
 
 
 class OwnKernels:
@@ -68,28 +67,30 @@ class OwnKernels:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the kernels in place, for `running`. Nested and overlapping uses are counted."""
+        """Put the kernels in place, for `running`, until the last of nested and overlapping uses ends."""
         if not self._placed:
             yield
             return
-        with _lock:
-            registries.enter(operations.attention, operations.experts)
-            for placed in self._placed:
-                current = placed.attributes.get("forward")
-                if type(current) is not _Placed:
-                    current = placed.attributes["forward"] = placed
-                current.num_uses += 1
-        try:
-            yield
-        finally:
+        use = object()
+        with forks.ending(lambda: self._leave(use)):
             with _lock:
-                registries.leave()
+                registries.enter(use, operations.attention, operations.experts)
                 for placed in self._placed:
                     current = placed.attributes.get("forward")
-                    if type(current) is _Placed:
-                        current.num_uses -= 1
-                        if not current.num_uses:
-                            del placed.attributes["forward"]
+                    if type(current) is not _Placed:
+                        current = placed.attributes["forward"] = placed
+                    current.uses.add(use)
+            yield
+
+    def _leave(self, use: object) -> None:
+        with _lock:
+            registries.leave(use)
+            for placed in self._placed:
+                current = placed.attributes.get("forward")
+                if type(current) is _Placed:
+                    current.uses.discard(use)
+                    if not current.uses:
+                        del placed.attributes["forward"]
 
     @contextmanager
     def running(self, most_rows: int | None = None) -> Iterator[None]:
@@ -99,11 +100,12 @@ class OwnKernels:
             return
         state = operations.state
         before = state.most_rows, state.replaces_functions
-        state.most_rows, state.replaces_functions = operations.ANY if most_rows is None else most_rows, self.everywhere
         is_new = self.everywhere and not before[1]  # a second one would only repeat the work of the first
-        functions: AbstractContextManager[Any] = operations.Functions() if is_new else nullcontext()
+        replaced: AbstractContextManager[Any] = functions.Functions() if is_new else nullcontext()
         try:
-            with functions:
+            state.most_rows = operations.ANY if most_rows is None else most_rows
+            state.replaces_functions = self.everywhere
+            with replaced:
                 yield
         finally:
             state.most_rows, state.replaces_functions = before
@@ -113,8 +115,8 @@ class OwnKernels:
 def switched(is_on: bool) -> Iterator[None]:
     """Let the `OwnKernels` that this thread creates have operations, or none."""
     before = getattr(_thread, "is_on", True)
-    _thread.is_on = is_on
     try:
+        _thread.is_on = is_on
         yield
     finally:
         _thread.is_on = before
@@ -129,6 +131,10 @@ def _exclusions(model: nn.Module | None) -> Iterator[str]:
     yield "" if kernel.LEVEL else "runs without uag's kernels, which are not available here"
     yield "is split over ranks, which must run the same operations" if models.tensor_parallel_group(model) else ""
     yield "is compiled" if models.is_compiled(model) else ""
+    yield "runs under torch.autocast" if torch.is_autocast_enabled("cpu") else ""
+    products = (part for part in inspection.modules(model) if type(part) in (nn.Linear, Conv1D))
+    is_rounded = devices.float32_is_rounded() and any(part.weight.dtype is torch.float32 for part in products)
+    yield "multiplies float32 in fewer bits (torch.set_float32_matmul_precision)" if is_rounded else ""
     yield "runs while other code replaces nn.Linear or its function" if foreign_code.is_product_replaced() else ""
     yield f"is changed by other code ({change})" if (change := foreign_code.changes(model)) else ""
 
@@ -137,7 +143,8 @@ class _Placed:
     """The `forward` of a layer while uag's kernels are in place: an attribute among the layer's `attributes`."""
 
     def __init__(self, layer: nn.Module, run: Callable[[nn.Module, torch.Tensor], torch.Tensor | None]) -> None:
-        self.layer, self._run, self.attributes, self.num_uses = layer, run, vars(layer), 0
+        self.layer, self._run, self.attributes = layer, run, vars(layer)
+        self.uses: set[object] = set()
 
     @classmethod
     def on(cls, layer: nn.Module) -> "_Placed | None":
@@ -156,11 +163,13 @@ class _Placed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer's output."""
-        if len(args) == 1 and not kwargs and operations.state.most_rows:
+        if operations.state.most_rows:
+            is_known = len(args) == 1 and not kwargs and operations.is_usual(args[0])
             with operations.direct():
-                output = self._run(self.layer, args[0]) if operations.is_usual(args[0]) else None
+                output = self._run(self.layer, args[0]) if is_known else None
             if output is not None:
                 return output
+            operations.pass_on(type(self.layer).__name__)
         return type(self.layer).forward(self.layer, *args, **kwargs)
 
 

@@ -9,26 +9,24 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_num_uses = 0
+_uses: set[object] = set()
 
 
-def enter(attention: Wrap, experts: Wrap) -> None:
-    """Wrap what the registries return, until `leave`. Uses are counted; the caller makes sure that one runs at a time.
+def enter(use: object, attention: Wrap, experts: Wrap) -> None:
+    """Wrap what the registries return, until all uses have left; the caller makes sure that one runs at a time.
 
     The wrapper of a registry's `get_interface` is an attribute of the registry, so its entries stay as they are.
     """
-    global _num_uses
-    _num_uses += 1
+    _uses.add(use)
     for registry, wrap in ((ALL_ATTENTION_FUNCTIONS, attention), (ALL_EXPERTS_FUNCTIONS, experts)):
         if "get_interface" not in vars(registry):
             vars(registry)["get_interface"] = _wrapped(registry, wrap)
 
 
-def leave() -> None:
+def leave(use: object) -> None:
     """Undo `enter` after the last use."""
-    global _num_uses
-    _num_uses -= 1
-    if not _num_uses:
+    _uses.discard(use)
+    if not _uses:
         for registry in (ALL_ATTENTION_FUNCTIONS, ALL_EXPERTS_FUNCTIONS):
             vars(registry).pop("get_interface", None)
 

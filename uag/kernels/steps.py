@@ -2,6 +2,10 @@
 
 import ctypes
 
+import torch
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
 EMBED, LINEAR, ROTATE, ATTEND, ADD = range(5)
 STORE, ACTIVATE, GATE_FIRST, ACCUMULATE = range(4)
 HIDDEN, ADDED, QKV, ATTENDED, GATED = range(5)

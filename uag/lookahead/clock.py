@@ -7,6 +7,8 @@ import os
 import threading
 import time
 
+from uag import forks
+
 _COUNTERS = "/proc/thread-self/schedstat"
 """Nanoseconds that the calling thread ran, and that it waited to run."""
 
@@ -16,7 +18,7 @@ class _Counters:
 
     def __init__(self) -> None:
         try:
-            self._file = os.open(_COUNTERS, os.O_RDONLY)
+            self._file = os.open(_COUNTERS, os.O_RDONLY) if hasattr(os, "pread") else -1
         except OSError:  # not Linux, or a kernel without them
             self._file = -1
 
@@ -30,8 +32,7 @@ class _Counters:
 
 
 _thread = threading.local()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: vars(_thread).clear())  # the file would still count for the parent
+forks.in_child(lambda: vars(_thread).clear())  # the file would still count for the parent
 
 
 def now() -> float:

@@ -8,10 +8,8 @@ Per candidate, drafting is an optimal stopping problem, which a threshold solves
 4): draft one more candidate if it is expected to save more time than it takes.
 """
 
-import copy
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -57,13 +55,6 @@ class Lookahead:
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)  # (time in plain passes, tokens) of each
         self.begin(1, "greedy")
-
-    def snapshot(self) -> "Lookahead":
-        """Return a copy, also while a call in another thread changes this object."""
-        for _ in range(20):
-            with suppress(RuntimeError):  # a container changed while it was copied
-                return copy.deepcopy(self)
-        return Lookahead(self.fixed, self.min_confidence)
 
     def begin(
         self,

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from uag import forks
 from uag.hf.devices import default_generator
 
 _MAX_KEPT_BYTES = 1 << 28
@@ -33,7 +34,16 @@ _MIN_KEPT_STEPS = 8
 _holders: "weakref.WeakValueDictionary[torch.Generator, NoiseTape]" = weakref.WeakValueDictionary()
 """The call that follows each generator, for calls that overlap in several threads; one may end without `finish`."""
 
-_lock = threading.Lock()
+_lock = forks.lock()
+
+
+def _forget_other_threads() -> None:
+    for generator, holder in list(_holders.items()):
+        if holder._thread != threading.get_ident():
+            del _holders[generator]
+
+
+forks.in_child(_forget_other_threads)
 
 
 class NoiseTape:

@@ -10,7 +10,6 @@ import torch
 from transformers import StoppingCriteria
 from transformers.generation import stopping_criteria as criteria_module
 
-import uag
 from tests.support.calls import (
     GREEDY,
     NEW,
@@ -29,7 +28,6 @@ from tests.support.calls import (
     seeded,
 )
 from tests.support.grids import covering
-from uag.errors import UnsupportedError
 
 SCORES = {"return_dict_in_generate": True, "output_scores": True}
 
@@ -160,10 +158,3 @@ def test_limits_of_other_types(name: str, limit: Any, num_rows: int, options: di
         return
     assistant = oracle(target, None, expected, given["input_ids"].shape[1])
     assert compare(target, given | {name: limit}, assistant).num_accepted_tokens > 0
-
-
-def test_fixed_width_refuses_a_limit_that_it_would_allocate_at_once() -> None:
-    target, tokenizer = pair()[:2]
-    assistant = uag.Assistant(None, None, tokenizer, draft_independent=True, own_kernels=False)
-    with pytest.raises(UnsupportedError, match="all 1000005 cache slots that the call may fill"):
-        assistant.generate(target, **left_padded(PROMPTS[:1]), do_sample=False, max_new_tokens=10**6)

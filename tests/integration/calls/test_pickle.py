@@ -51,24 +51,30 @@ def test_a_copy_writes_the_same(way: Callable[[Any], Any], is_used: bool, option
 
 
 def test_a_call_in_another_thread_does_not_disturb_a_copy() -> None:
-    """Copying iterated over a deque and dictionaries to which the call adds; pickling takes the same snapshot."""
+    """Copying iterated over a deque and dictionaries to which the call adds."""
     assistant = uag.Assistant.from_prompt_lookup()  # copied in a moment, unlike one with a draft or a tokenizer
     is_done, interval = threading.Event(), sys.getswitchinterval()
+    knew = list[bool]()
 
     def learn() -> None:
         number = 0
         while not is_done.is_set():
             number += 1
-            assistant.lookahead.begin(1 << number % 9, f"mode {number}")
-            for _ in range(40):
-                assistant.lookahead.costs.learn_target(0, 0.01)
+            with assistant._session() as session:
+                session.lookahead.begin(1 << number % 9, f"mode {number}")
+                for _ in range(40):
+                    session.lookahead.costs.learn_target(0, 0.01)
+            is_done.wait(1e-4)
 
     thread = threading.Thread(target=learn)
     sys.setswitchinterval(1e-6)
     try:
         thread.start()
-        for _ in range(2):
-            assert copy.copy(assistant).lookahead is not assistant.lookahead
+        for _ in range(200):
+            copied = copy.copy(assistant).lookahead
+            assert copied is not assistant.lookahead
+            knew.append(len(copied._costs_by_size) > 1)
+        assert len({*knew}) == 2  # with and without a call in progress
     finally:
         is_done.set()
         thread.join()

@@ -10,7 +10,7 @@ from transformers import LogitsProcessor
 
 import uag
 from tests.support.calls import GREEDY, assistant_of, batch, pair
-from uag.assistant import _MAX_OTHERS
+from uag.assistant import _MAX_SESSIONS
 from uag.errors import UnsupportedError
 
 
@@ -40,7 +40,7 @@ def test_an_assistant_runs_overlapping_calls() -> None:
     num_inner = run_overlapping(assistant)
     assert assistant.totals.num_calls == num_inner + 1
     assert 0 < assistant.totals.num_accepted_tokens < assistant.totals.num_candidate_tokens
-    assert len(assistant._others) == 1  # and it is used again
+    assert len(assistant._sessions) == 2  # and the second is used again
 
 
 def test_a_custom_drafter_in_use_says_so() -> None:
@@ -54,7 +54,7 @@ def test_a_custom_drafter_in_use_says_so() -> None:
     assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected  # and it is free again
 
 
-def test_many_overlapping_calls_keep_few_assistants() -> None:
+def test_many_overlapping_calls_keep_few_sessions() -> None:
     target, tokenizer = pair("gpt2")[:2]
     assistant, inputs = assistant_of("gpt2"), batch(tokenizer)
     num_running = 0
@@ -62,13 +62,13 @@ def test_many_overlapping_calls_keep_few_assistants() -> None:
     def nest() -> None:
         nonlocal num_running
         num_running += 1
-        if num_running < 2 * _MAX_OTHERS:
+        if num_running < 2 * _MAX_SESSIONS:
             assistant.generate(target, **inputs, max_new_tokens=1, logits_processor=[CallsGenerate(nest)])
 
     nest()
-    assert assistant.totals.num_calls == 2 * _MAX_OTHERS - 1
-    assert len(assistant._others) == _MAX_OTHERS
-    assert not any(one._lock.locked() for one in (assistant, *assistant._others))
+    assert assistant.totals.num_calls == 2 * _MAX_SESSIONS - 1
+    assert len(assistant._sessions) == _MAX_SESSIONS
+    assert not any(session.call for session in assistant._sessions)
 
 
 def test_an_overlapping_call_does_not_encode_with_the_drafts_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_what_overlapping_calls_learn_is_separate() -> None:
     """So is what a copy learns."""
     assistant = uag.Assistant(None, memory=True)
     copied, pickled = copy.copy(assistant), pickle.loads(pickle.dumps(assistant))
-    for source, rates in assistant._optional._rates.items():
+    for source, rates in assistant._sessions[0].optional.rates.items():
         before = rates[1]
         rates.learn([1], 0)
-        others = [other._optional._rates[source][1] for other in (copied, pickled)]
+        others = [other._sessions[0].optional.rates[source][1] for other in (copied, pickled)]
         assert others == [before, before] != [rates[1]] * 2

@@ -111,8 +111,9 @@ def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) ->
 
 def is_idle(assistant: uag.Assistant) -> bool:
     """Whether an assistant keeps nothing from its last call except learned values."""
-    drafter: Any = assistant._drafter
-    if any(getattr(drafter, name, None) for name in ("_rows", "_known")) or assistant._lock.locked():
+    drafter: Any = assistant._sessions[0].drafter
+    is_busy = any(session.call for session in assistant._sessions)
+    if any(getattr(drafter, name, None) for name in ("_rows", "_known")) or is_busy:
         return False
     passes: Any = drafter.model if isinstance(drafter, ModelDrafter) else None
     return passes is None or (not passes.books and not passes.rows)
@@ -128,7 +129,7 @@ def traced_bytes() -> int:
     for kept in gc.get_objects():
         if type(kept) is VocabularyMap:
             kept.target_sorted.neighbors.cache_clear()
-        elif type(kept) is TargetReader:
+        elif type(kept) is TargetReader and hasattr(kept, "of_text"):  # its copy has none
             kept.of_text.cache_clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]

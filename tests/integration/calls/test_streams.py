@@ -1,12 +1,13 @@
 """A streamer gets the same tokens as in plain decoding, in the same order, and ends exactly once, even after errors."""
 
 import inspect
+import types
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria
+from transformers import GenerationMixin, StoppingCriteria
 
 import uag
 from tests.support.calls import (
@@ -25,6 +26,7 @@ from tests.support.calls import (
     raises_at,
 )
 from tests.support.grids import covering
+from uag.errors import CompatibilityError
 
 
 @ROWS
@@ -86,3 +88,27 @@ def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
     assert found.puts == expected.puts
     assert found.num_ends == 1
     compare(target, left_padded(PROMPTS) | GREEDY, assistant)  # and the next call works
+
+
+def test_the_streamer_is_found_whatever_generate_is_called() -> None:
+    """By the public names of its parameters, for the model of the call."""
+    target, tokenizer = pair("gpt2")[:2]
+    given, assistant = batch(tokenizer) | GREEDY, uag.Assistant(None, None, tokenizer)
+    expected, found = Puts(), Puts()
+    target.generate(**given, streamer=expected)
+    original = inspect.unwrap(type(target).generate)
+    renamed = types.FunctionType(
+        original.__code__.replace(co_name="renamed"), original.__globals__, "renamed", original.__defaults__
+    )
+    renamed.__kwdefaults__ = original.__kwdefaults__
+    with torch.no_grad():
+        renamed(target, **given, custom_generate=assistant, streamer=found)
+    assert (found.puts, found.num_ends) == (expected.puts, 1)
+
+
+def test_a_release_whose_generate_hides_the_streamer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(self: Any, inputs: Any = None, stream_to: Any = None, custom_generate: Any = None) -> None: ...
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    with pytest.raises(CompatibilityError, match="lacks its parameter streamer="):
+        uag.Assistant(None)

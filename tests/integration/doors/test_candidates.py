@@ -1,7 +1,10 @@
 """The candidate generator inside transformers' own assisted decoding."""
 
 import gc
+import threading
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -21,12 +24,14 @@ import uag
 from tests.support.calls import EndsAt, Looks, OracleDrafter
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_target
-from uag import CandidateGenerator
+from uag import CandidateGenerator, candidates
+from uag.adapters import detect
 from uag.candidates import CandidateGeneratorMixin
 from uag.decoding import Call
 from uag.drafting import Pairing
 from uag.hf.cache.caches import CACHE
 from uag.hf.models import max_positions
+from uag.projection import vocabulary
 
 NEW = 24
 TEXT = "The quick brown fox jumps over the lazy dog, and"
@@ -233,3 +238,45 @@ def test_a_filled_cache_is_decoded_plainly(num_cached: int) -> None:
         results.append((ids.tolist(), cache.get_seq_length()))
     assert results[0] == results[1]
     assert "filled cache" in uag.last_stats(model).fallbacks[0]
+
+
+def test_the_adapters_and_the_map_are_built_once_for_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tokenizer, draft, draft_tokenizer = models("llama")
+    builds = list[Any]()
+    for name in ("vocabulary_map", "map_controls", "SortedBytes"):
+        original = getattr(vocabulary, name)
+        monkeypatch.setattr(vocabulary, name, lambda *args, do=original: [builds.extend([do]), do(*args)][1])  # type: ignore[func-returns-value]
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    inputs, outputs, numbers, known = prompt(tokenizer), [], [], list[set[int]]()
+    for _ in range(3):
+        outputs.append(plugged("llama").generate(inputs, max_new_tokens=NEW, do_sample=False, **options).tolist())
+        gc.collect()
+        numbers.append(len(builds))
+        known.append({id(adapter) for adapter in detect._adapters.values()})
+    assert outputs == [target.generate(inputs, max_new_tokens=NEW, do_sample=False).tolist()] * 3
+    assert numbers == numbers[:1] * 3
+    assert known == known[:1] * 3
+    (of_pair,) = candidates._idle[draft][plugged("llama")]
+    assert of_pair[0].tokenizer is tokenizer
+    assert of_pair[1].tokenizer is draft_tokenizer
+
+
+def test_overlapping_calls_have_drafters_of_their_own_and_a_forgotten_draft_is_freed() -> None:
+    target, tokenizer, _, draft_tokenizer = models("llama")
+    draft = tiny_draft("llama")[0]
+    inputs, options = prompt(tokenizer), {"max_new_tokens": NEW, "do_sample": False}
+    expected = target.generate(inputs, **options).tolist()
+    options |= {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    barrier = threading.Barrier(2)
+
+    def call(_: int) -> Any:
+        barrier.wait()
+        return plugged("llama").generate(inputs, **options).tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(call, range(2))) == [expected] * 2
+    reference = weakref.ref(draft)
+    options.clear()
+    del draft
+    gc.collect()
+    assert reference() is None

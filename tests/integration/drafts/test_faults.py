@@ -28,8 +28,8 @@ class Clock:
 
 def replace_clocks(monkeypatch: pytest.MonkeyPatch, target_s: float, draft_s: float) -> dict[str, Clock]:
     """Let each target pass take `target_s` seconds and each round's drafting `draft_s`, half of it for a prompt."""
-    clocks = {"target": Clock(target_s), "drafts": Clock(draft_s), "passes": Clock(draft_s / 2)}
-    for module in (target, drafts, passes):
+    clocks = {"target": Clock(target_s), "drafts": Clock(draft_s), "base": Clock(draft_s / 2)}
+    for module in (target, drafts, base):
         monkeypatch.setattr(module, "clock", clocks[module.__name__.rpartition(".")[2]])
     return clocks
 

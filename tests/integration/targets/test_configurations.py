@@ -135,7 +135,7 @@ def test_every_configuration_of_a_class_is_equal_or_plain_with_a_reason(class_na
 )
 def test_examine_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.hf.blocks.most_tokens", lambda model: None)
-    monkeypatch.setattr("uag.decoding.block_trial._refusal", lambda *of_trial: "")  # the trial would see it, too
+    monkeypatch.setattr("uag.decoding.trial._refusal", lambda *of_trial: "")  # the trial would see it, too
     options = {"expert_capacity": 1, "decoder_start_token_id": 0}
     assert examine(SWITCH, build(SWITCH, options), 3, False, 0.75)[0] == "DIFFERENT"
 

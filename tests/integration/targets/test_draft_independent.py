@@ -1,29 +1,24 @@
-"""Ids, logits, scores and the generator's state are the same for every draft, bit for bit: with uag's kernels, and with
-passes of a fixed width, which `draft_independent=True` uses where the kernels cannot."""
+"""Ids, logits, scores and the generator's state are the same for every draft, bit for bit: with uag's kernels, or in
+plain decoding, to which `draft_independent=True` falls back where the kernels cannot keep the promise."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 import uag
 from tests.support.calls import batch, draft_options, left_padded, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
-from uag.decoding.fixed_width import WIDTH
-from uag.errors import OptionError, UnsupportedError
-from uag.hf import passes
+from uag.errors import OptionError
 from uag.hf.cache.caches import CACHE
 from uag.kernels import kernel
 
-FIXED: dict[str, Any] = {"own_kernels": False, "draft_independent": True}
-OWN: dict[str, Any] = {}
-WAYS = pytest.mark.parametrize(
-    "way", [OWN, FIXED] if kernel.LEVEL else [FIXED], ids=["kernels", "width"][not kernel.LEVEL :]
-)
+PLAIN: dict[str, Any] = {"own_kernels": False, "draft_independent": True}
+needs_kernels = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLASSES = (
     "bloom", "cohere", "falcon", "gemma2", "gemma3", "glm", "gpt2", "gpt_bigcode", "gpt_neox", "gptj",
@@ -47,11 +42,9 @@ def run(assistant: uag.Assistant, target: Any, inputs: dict[str, Any], **options
     return output, torch.get_rng_state()
 
 
-def check_sources(
-    way: dict[str, Any], target: Any, tokenizer: Any, inputs: dict[str, Any], draft: Any = None, **options: Any
-) -> Any:
+def check_sources(target: Any, tokenizer: Any, inputs: dict[str, Any], draft: Any = None, **options: Any) -> Any:
     """Compare five sources of candidates with the reference, and return its output."""
-    reference, state = run(uag.Assistant(None, None, tokenizer, **way), target, inputs, **options)
+    reference, state = run(uag.Assistant(None, None, tokenizer), target, inputs, **options)
     known = reference.sequences[:, -len(reference.logits) :].tolist()
     size = reference.logits[0].shape[1]
     sources: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
@@ -61,7 +54,7 @@ def check_sources(
     if draft is not None:
         sources |= {"draft": (draft, {}), "draft, three": (draft, {"num_candidate_tokens": 3})}
     for name, (models, own) in sources.items():
-        assistant = uag.Assistant(models[0], models[1], tokenizer, **way, **own)
+        assistant = uag.Assistant(models[0], models[1], tokenizer, **own)
         output, new_state = run(assistant, target, inputs, **options)
         assert assistant.stats.is_draft_independent, assistant.stats.draft_dependence
         assert torch.equal(output.sequences, reference.sequences), name
@@ -81,42 +74,38 @@ def inputs_of(tokenizer: Any, num_rows: int) -> dict[str, Any]:
     return left_padded([[5, 9, 2, 7, 11, 3, 8], [4, 6, 10], [12, 3, 5, 9, 6]])
 
 
-def check_class(way: dict[str, Any], name: str, dtype: torch.dtype) -> None:
+def check_class(name: str, dtype: torch.dtype) -> None:
     target, tokenizer = tiny_target(name)
     for num_rows, do_sample in ((1, True), (3, False)):
         inputs = inputs_of(tokenizer, num_rows)
-        check_sources(way, target.to(dtype), tokenizer, inputs, max_new_tokens=16, do_sample=do_sample)
+        check_sources(target.to(dtype), tokenizer, inputs, max_new_tokens=16, do_sample=do_sample)
 
 
-@WAYS
+@needs_kernels
 @covering("name, dtype", ("llama", "gpt2", "mistral", "gemma3"), DTYPES[:2], strength=1)
-def test_logits_of_every_source_are_identical(way: dict[str, Any], name: str, dtype: torch.dtype) -> None:
-    check_class(way, name, dtype)
+def test_logits_of_every_source_are_identical(name: str, dtype: torch.dtype) -> None:
+    check_class(name, dtype)
 
 
-@pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+@needs_kernels
 @covering("name, dtype", ("mixtral", "t5", "bart", "qwen3"), DTYPES, strength=1)
 def test_logits_of_experts_and_of_encoder_decoders_are_identical(name: str, dtype: torch.dtype) -> None:
-    check_class(OWN, name, dtype)
+    check_class(name, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CLASSES)
-@WAYS
-def test_logits_of_every_source_in_every_class_are_identical(
-    way: dict[str, Any], name: str, dtype: torch.dtype, threads: int
-) -> None:
-    check_class(way, name, dtype)
+@needs_kernels
+def test_logits_of_every_source_in_every_class_are_identical(name: str, dtype: torch.dtype, threads: int) -> None:
+    check_class(name, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("do_sample", [False, True], ids=("greedy", "sampled"))
-@WAYS
-def test_logits_of_the_demo_pair_are_identical(
-    way: dict[str, Any], dtype: torch.dtype, do_sample: bool, threads: int
-) -> None:
+@needs_kernels
+def test_logits_of_the_demo_pair_are_identical(dtype: torch.dtype, do_sample: bool, threads: int) -> None:
     demo = uag.load_pair(dtype=str(dtype).removeprefix("torch."))
     draft = demo.draft, demo.draft_tokenizer
     prompts = ["def add(a, b):\n    return", "import numpy as np\nx = np.", "class Point:"]
@@ -124,16 +113,16 @@ def test_logits_of_the_demo_pair_are_identical(
         inputs = dict(demo.target_tokenizer(prompts[:num_rows], return_tensors="pt", padding=True, padding_side="left"))
         inputs.pop("token_type_ids", None)
         options = {"max_new_tokens": 32, "do_sample": do_sample}
-        check_sources(way, demo.target, demo.target_tokenizer, inputs, draft, **options)
+        check_sources(demo.target, demo.target_tokenizer, inputs, draft, **options)
 
 
-@WAYS
+@needs_kernels
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
-def test_output_in_float32_equals_plain_decoding_up_to_rounding(way: dict[str, Any], name: str) -> None:
+def test_output_in_float32_equals_plain_decoding_up_to_rounding(name: str) -> None:
     target, tokenizer = tiny_target(name)
     inputs = inputs_of(tokenizer, 3)
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
-    assistant = uag.Assistant(None, None, tokenizer, **way)
+    assistant = uag.Assistant(None, None, tokenizer)
     output, _ = run(assistant, target, inputs, **options)
     assert (assistant.stats.strategy, assistant.stats.not_drafting) == ("plain", "")
     plain = target.generate(**inputs, **options, return_dict_in_generate=True, output_logits=True)
@@ -146,39 +135,33 @@ def test_output_in_float32_equals_plain_decoding_up_to_rounding(way: dict[str, A
         torch.testing.assert_close(one.keys[-1], other.keys[-1], rtol=1e-4, atol=1e-3)
 
 
-def test_padding_beyond_the_last_position_is_not_looked_up() -> None:
-    target, tokenizer = tiny_target("gpt2", n_positions=48)
-    inputs = batch(tokenizer)
-    num_new = target.config.n_positions - inputs["input_ids"].shape[1]
-    reference = check_sources(FIXED, target, tokenizer, inputs, max_new_tokens=num_new, do_sample=False)
-    assert reference.sequences.shape[1] == target.config.n_positions
-
-
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("t5", {}, "encoder-decoder"),
-        ("mpt", {}, "cannot run passes over a cache of fixed length"),
-        ("mixtral", {}, "the target has experts"),
-        ("llama", {"use_cache": False}, "no cache"),
-        ("llama", {"return_dict_in_generate": True, "output_hidden_states": True}, "blocks are not recorded. Remove"),
-        ("llama", {CACHE: DynamicCache()}, "passed a cache"),
-        ("llama", {"output_attentions": True, "return_dict_in_generate": True}, "attentions"),
+        ("llama", {}, "draft_independent=True: the target does not use uag's kernels"),
+        ("t5", {}, "draft_independent=True"),
+        ("mixtral", {"do_sample": True}, "draft_independent=True"),
+        ("llama", {"use_cache": False}, "the target keeps no cache that can be rewound"),
+        ("llama", {"output_hidden_states": True}, "hidden states of blocks are not recorded"),
+        ("llama", {"max_new_tokens": 8, "cache_implementation": "static"}, "draft_independent=True"),
     ],
 )
-def test_calls_that_cannot_keep_the_promise_are_refused(name: str, options: dict[str, Any], reason: str) -> None:
+def test_calls_that_could_not_keep_the_promise_decode_plainly(name: str, options: dict[str, Any], reason: str) -> None:
     target, tokenizer = tiny_target(name)
-    assistant = uag.Assistant(None, None, tokenizer, **FIXED)
-    with pytest.raises(UnsupportedError, match=reason):
-        assistant.generate(target, **batch(tokenizer), max_new_tokens=8, **options)
-
-
-def test_static_cache_of_the_call_is_replaced_by_a_full_one() -> None:
-    target, tokenizer = tiny_target("mistral")
-    reference = check_sources(
-        FIXED, target, tokenizer, batch(tokenizer), max_new_tokens=16, do_sample=False, cache_implementation="static"
-    )
-    assert type(reference[CACHE]) is StaticCache
+    given: dict[str, Any] = {**batch(tokenizer), "max_new_tokens": 12, "do_sample": False} | options
+    given |= {"return_dict_in_generate": True, "output_logits": True}
+    torch.manual_seed(7)
+    expected = target.generate(**given)
+    for drafter in (None, SharedDrafter(expected.sequences[:, -12:].tolist(), expected.logits[0].shape[1], 0.6)):
+        assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, **PLAIN)
+        torch.manual_seed(7)
+        output = assistant.generate(target, **given)
+        assert torch.equal(output.sequences, expected.sequences)
+        assert all(map(torch.equal, output.logits, expected.logits))
+        assert assistant.stats.is_draft_independent
+        assert assistant.stats.num_candidate_tokens == 0
+        reasons = "; ".join(assistant.stats.fallbacks)
+        assert (reason in reasons and "falls back to plain decoding" in reasons) == (drafter is not None)
 
 
 def test_rejection_sampling_contradicts_the_option() -> None:
@@ -195,8 +178,8 @@ def test_installed_option_holds_until_it_is_uninstalled() -> None:
     try:
         uag.install(draft_independent=True)
         uag.install()  # keeps it
-        with pytest.raises(UnsupportedError, match="draft_independent=True cannot promise"):
-            target.generate(**given, **models)
+        target.generate(**given, **models)
+        assert "draft_independent=True" in uag.last_stats(target).fallbacks[0]
         uag.uninstall()
         uag.install()
         target.generate(**given, **models)
@@ -205,17 +188,15 @@ def test_installed_option_holds_until_it_is_uninstalled() -> None:
         uag.uninstall()
 
 
-@WAYS
+@needs_kernels
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_candidates_and_padding_that_overflow_leave_the_output_alone(
-    way: dict[str, Any], value: float, num_rows: int
-) -> None:
+def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: float, num_rows: int) -> None:
     target, tokenizer = tiny_target("llama")
     head = target.lm_head.weight.detach().clone()
     inputs = inputs_of(tokenizer, num_rows)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
-    assistant = uag.Assistant(None, None, tokenizer, **way)
+    assistant = uag.Assistant(None, None, tokenizer)
     written = set(run(assistant, target, inputs, **options)[0].sequences.unique().tolist())
     bad = next(i for i in range(1, 99) if i not in written)
     size = head.shape[0]
@@ -229,54 +210,11 @@ def test_candidates_and_padding_that_overflow_leave_the_output_alone(
     assert not any(step.isnan().any() for step in reference.logits)
     known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     drafter = SharedDrafter([[*row[:6], bad, *row[7:]] for row in known], size, 1.0)
-    assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7, **way)
+    assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7)
     output, new_state = run(assisted, target, inputs, **options)
     assert assisted.stats.num_accepted_tokens > 0
     assert all(map(torch.equal, output.logits, reference.logits))
     assert torch.equal(output.sequences, reference.sequences)
     assert torch.equal(new_state, state)
     is_repeated = any("NaN" in reason for reason in assisted.stats.fallbacks)
-    assert is_repeated == (value != 1e38 and way is FIXED)  # the kernels do not read masked keys
-
-
-def test_trial_over_a_short_cache_does_not_vouch_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = torch.nn.functional.scaled_dot_product_attention
-
-    def uneven(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        output = attention(query, key, *args, **kwargs)
-        return output if key.shape[2] <= 512 else output + 1e-3 * torch.arange(output.shape[2])[:, None]
-
-    target, tokenizer = tiny_target("llama")
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", uneven)
-    assistant = uag.Assistant(None, None, tokenizer, **FIXED, trust_changes=True)
-    inputs: dict[str, Any] = {"do_sample": False, **batch(tokenizer)}
-    assistant.generate(target, **inputs, max_new_tokens=8)
-    with pytest.raises(UnsupportedError, match="computes a token differently in row"):
-        assistant.generate(target, **inputs, max_length=600)
-
-
-def test_trial_runs_the_compiled_passes_of_the_call_and_compiles_one_graph() -> None:
-    backends = []
-
-    def even(graph: Any, _: Any, **__: Any) -> Any:
-        backends.append(graph)
-        return graph.forward
-
-    def uneven(graph: Any, _: Any, **__: Any) -> Any:
-        def run(*inputs: Any) -> Any:
-            outputs = graph.forward(*inputs)
-            is_block = [out.dim() == 3 and out.shape[1] == WIDTH for out in outputs]
-            noise = 1e-3 * torch.arange(WIDTH)[:, None]
-            return tuple(out + noise if block else out for out, block in zip(outputs, is_block, strict=True))
-
-        return run
-
-    target, tokenizer = tiny_target("llama", num_hidden_layers=1)
-    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": "static"}
-    configs = [passes.compile_config() for _ in range(2)]
-    configs[0].backend, configs[1].backend = even, uneven
-    check_sources(FIXED, target, tokenizer, batch(tokenizer), compile_config=configs[0], **options)
-    assert len(backends) == 1
-    other, assistant = tiny_target("gpt2", n_layer=1)[0], uag.Assistant(None, None, tokenizer, **FIXED)
-    with pytest.raises(UnsupportedError, match="computes a token differently in row"):
-        assistant.generate(other, **batch(tokenizer), compile_config=configs[1], **options)
+    assert not is_repeated  # the kernels do not read masked keys

@@ -11,7 +11,7 @@ from tests.support import wrappers
 from tests.support.calls import GREEDY, assert_drafted, assistant_of, batch, compare, pair, seeded
 from tests.support.grids import covering
 from tests.support.models import tiny_target
-from uag.decoding import block_trial
+from uag.decoding import trial
 from uag.hf import passes
 from uag.hf.cache.caches import CACHE
 
@@ -98,7 +98,7 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
 
     given |= options | compiled(backend)
     with monkeypatch.context() as patch:
-        patch.setattr(block_trial, "run", lambda call, *, is_ragged: block_trial.Trial())  # its cache is smaller
+        patch.setattr(trial, "run", lambda *_, **__: trial.Trial())  # its cache is smaller
         patch.setattr(passes, "run", recorded)
         first = compare(target, given)
     assert_drafted(first)

@@ -20,7 +20,7 @@ from tests.support.calls import ROWS, left_padded
 from tests.support.grids import covering
 from tests.support.models import ARCHITECTURES, spread, tiny_model
 from tests.support.tiny_classes import tiny_config
-from uag.decoding import block_trial
+from uag.decoding import trial
 from uag.hf import foreign_code, positions
 from uag.hf.cache.caches import CACHE
 from uag.kernels import kernel
@@ -183,13 +183,13 @@ def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
 def test_every_target_is_tried(num_rows: int, cache: str, own_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each kind of cache, so with rows of different lengths if the call has them."""
     trials: list[Any] = []
-    refusal = block_trial._refusal
+    refusal = trial._refusal
 
     def counted(*of_trial: Any) -> str:
         trials.append(of_trial)
         return refusal(*of_trial)
 
-    monkeypatch.setattr(block_trial, "_refusal", counted)
+    monkeypatch.setattr(trial, "_refusal", counted)
     assistant = uag.Assistant(tiny_model("llama", VOCAB, seed=3), num_candidate_tokens=3, own_kernels=own_kernels)
     model = made(LlamaForCausalLM)
     options: dict[str, Any] = {"cache_implementation": cache} if cache == "static" else {}

@@ -170,6 +170,24 @@ def test_a_masked_key_adds_nothing_even_if_it_is_not_finite(bad: float, dtype: t
         assert not found[:, 2:].isfinite().all()
 
 
+@every_level
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("key", [math.inf, 60000.0])
+def test_a_masked_key_adds_nothing_even_if_its_score_outweighs_the_mask(
+    key: float, dtype: torch.dtype, level: int
+) -> None:
+    """In float16, the mask's lowest number is -65504, and a finite score may be larger."""
+    q, k, v = (noise(1, heads, n, 24).to(dtype) for heads, n in ((6, 4), (2, 40), (2, 40)))
+    q[..., 0] = 9.0
+    kept = torch.ones(4, 40, dtype=torch.bool).tril(36)
+    mask = torch.zeros(4, 40, dtype=dtype).masked_fill(~kept, torch.finfo(dtype).min)
+    with computed(level):
+        expected = own.attention(q, k, v, mask)
+        k[:, :, 38:, 0] = key
+        found = own.attention(q, k, v, mask)
+    assert torch.equal(found[:, :2], expected[:, :2])
+
+
 def test_many_queries_are_taken_some_at_a_time() -> None:
     """More scores than `MOST_SCORES` in _rows.c."""
     q, k, v = noise(1, 32, 40, 4), noise(1, 1, 16_400, 4), noise(1, 1, 16_400, 3)

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import threading
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from uag import forks
 from uag.drafting.known.index import END, NUM_LAST, KnownIds
 from uag.errors import LoadingError, OptionError, PairError
 from uag.proposal import num_equal
@@ -62,7 +62,7 @@ class Memory:
             raise OptionError(f"{max_tokens=} must be a whole number from {_MIN_TOKENS} to {_MAX_TOKENS:,}.")
         self.max_tokens = max_tokens
         self.tokenizer = ""
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._known = KnownIds(max_tokens)
 
     def __len__(self) -> int:

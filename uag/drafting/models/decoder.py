@@ -5,18 +5,18 @@ forward, and then the pass over the copy. The copy stays with the model, is shar
 when weights change.
 """
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from uag import forks
 from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.torch_model import TorchPasses
 from uag.hf import models
 from uag.hf.decoder import Description, UndescribedError, describe
-from uag.hf.inspection import inspected_once
+from uag.hf.inspection import inspected_once, is_training
 from uag.hf.trials import once
 from uag.kernels import Cache, Decoder, OwnKernels
 from uag.projection import Node
@@ -39,7 +39,7 @@ _NUM_SAMPLED = 8
 """Weights of each parameter that are compared to see that they changed, since `parameter.data` counts no changes."""
 
 _known: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Decoder | str]]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = forks.turn()
 
 
 class DecoderPasses(TorchPasses):
@@ -124,7 +124,7 @@ def _fingerprint(model: Any) -> Any:
         sample = flat[:: max(1, flat.numel() // _NUM_SAMPLED)].float() if flat.is_cpu else flat[:0]
         version = 0 if weight.is_inference() else weight._version
         found.append((weight.data_ptr(), version, weight.dtype, tuple(sample.tolist())))
-    return tuple(found), tuple(map(type, model.modules()))
+    return tuple(found), tuple(map(type, model.modules())), is_training(model)
 
 
 def _make(model: Any, form: str) -> Decoder | str:
@@ -142,8 +142,8 @@ def _make(model: Any, form: str) -> Decoder | str:
         )
     except UndescribedError as error:
         return str(error)
-    except (MemoryError, RuntimeError) as error:
-        return f"could not be copied ({' '.join(str(error).split())[:140]})"
+    except Exception as error:  # noqa: BLE001 - modules of others may be of any kind, and memory may run out
+        return f"could not be copied ({type(error).__name__}: {' '.join(str(error).split())[:140]})"
 
 
 def _differs(model: Any, description: Description) -> str:

@@ -20,9 +20,6 @@ from uag.lookahead import clock
 from uag.projection import Node
 from uag.proposal import Proposal
 
-COPY = "copy"
-"""What is passed as a draft for a target that drafts for itself."""
-
 
 class CopyPasses(Passes):
     """Passes of a target's copy, behind the tokens in the target's cache.

@@ -5,7 +5,6 @@ graph launches all of them at once, with the same arguments and addresses as whe
 """
 
 import gc
-import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,13 +13,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from uag import forks
 from uag.errors import UnsupportedError
 from uag.hf import models
 from uag.hf.cache import static
 from uag.hf.devices import graphs_of
 from uag.hf.inspection import has_hooks, modules
 
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = forks.turn()
 
 _Inputs = dict[str, torch.Tensor]
 

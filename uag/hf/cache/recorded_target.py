@@ -4,13 +4,13 @@ Their inputs are those that transformers prepares for a static cache: ids, posit
 one graph serves every pass after the prompt. It refers to the cache's tensors, so the cache is kept for the next call.
 """
 
-import threading
 import weakref
 from typing import Any
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from uag import forks
 from uag.errors import UnsupportedError
 from uag.hf.cache import caches, recorded, static
 from uag.hf.devices import graphs_of
@@ -19,7 +19,7 @@ from uag.hf.inspection import inspected_once
 _kept: weakref.WeakKeyDictionary[Any, "RecordedTarget"] = weakref.WeakKeyDictionary()
 """The passes of each model's last call. One more would need memory for another cache."""
 
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 class RecordedTarget:

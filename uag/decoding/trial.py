@@ -1,10 +1,10 @@
-"""The trial of a target: does a block of tokens have the same logits as single tokens, and the same bits?
+"""The trial of a way to run a target: does a block of tokens have the same logits as single tokens, and the same bits?
 
 It runs a few passes over synthetic ids through `Target`, as a call does, each one token later than the one before it.
 So the same tokens are computed at several places of blocks of several widths. With uag's kernels, their logits should
 be equal bit for bit. Then the number of candidates does not matter, and the draft cannot change the output in any
 dtype. Because bits can be equal by luck, above all in bfloat16, the trial also looks for operations of PyTorch that
-round by the number of tokens. Without the kernels, and for code of others, the logits should be equal up to rounding.
+may round by the number of tokens (`uag.kernels.rounding`), and compares the kernels' logits with PyTorch's.
 
 The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
 refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
@@ -12,10 +12,10 @@ refused, because plain decoding draws once per token and the generator's final s
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,67 +25,92 @@ from transformers import StaticCache, StoppingCriteriaList
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
-from uag.hf import blocks, foreign_code, models
+from uag.hf import blocks, devices, foreign_code, models, passes, weights
 from uag.hf.cache import caches, static
 from uag.hf.inspection import is_training, modules
-from uag.hf.trials import DrawsError, noting, once
-from uag.kernels import OwnKernels
+from uag.hf.trials import DrawsError, once
+from uag.kernels import OwnKernels, Seen, watching
 from uag.proposal import Proposal
 from uag.stats import Stats
 
 _PROMPT_LENGTH, _NUM_PADS = 6, 2
-"""Tokens of the trial's prompt, and how many of them the second row lacks. More would only take longer."""
+"""Tokens of the trial's prompt, and how many of them the second row lacks."""
 
 _WIDTHS = (9, 4, 2, 1)
-"""Tokens per row of the passes after the prompt. More widths would find more, and delay the first call longer."""
+"""Tokens per row of the passes after the prompt."""
 
 _NUM_SLOTS = 32
-"""Slots of the trial's cache if the call's is static: enough for all passes."""
+"""Slots of the trial's cache if the call's is static."""
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
 """Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
 
-Increase to accept targets with more rounding; decrease to detect smaller errors. Measured rounding was up to 3e-6 in
-float32 and 0.03 in bfloat16; real errors were 0.2 or more.
+Measured rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or more.
 """
 
 
 @dataclass(frozen=True)
+class Way:
+    """A way to run a target's passes.
+
+    Attributes:
+        kernels: what uag's kernels compute; nothing for PyTorch's operations alone.
+        num_slots: slots of the static cache of passes that all have the call's fixed width; 0 for passes as wide as
+            their candidates, over the call's own kind of cache.
+    """
+
+    kernels: OwnKernels = field(default_factory=OwnKernels)
+    num_slots: int = 0
+
+    @property
+    def name(self) -> str:
+        """What distinguishes its trial from those of other ways."""
+        return f"{len(self.kernels)} kernels{', everywhere' * self.kernels.everywhere}, {self.num_slots} slots"
+
+
+@dataclass(frozen=True)
 class Trial:
-    """What the trial of a target found.
+    """What the trial of a way found.
 
     Attributes:
         refusal: how blocks differ from single tokens, phrased to follow "the target"; empty if they only round.
         dependence: why the bits of a token's logits depend on the block, phrased to follow "the target"; empty if they
             do not.
-        uses_kernels: whether uag's kernels compute what transformers computes.
-        everywhere: whether the kernels must also replace functions that forwards call themselves.
+        is_wrong: whether the kernels compute something else than PyTorch.
+        seen: what the passes ran in PyTorch; see `uag.kernels.rounding.Seen.counts`.
     """
 
     refusal: str = ""
     dependence: str = ""
-    uses_kernels: bool = False
-    everywhere: bool = False
+    is_wrong: bool = False
+    seen: Counter[str] = field(default_factory=Counter)
 
 
-def run(call: Call, *, is_ragged: bool) -> Trial:
-    """Return the result of a call's trial, which runs once per model, mode and kind of cache, on all ranks together.
+def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
+    """Return the result of a way's trial, which runs once per model, mode and kind of cache, on all ranks together.
 
     In a call whose rows advance independently (`is_ragged`), padding must not change a row either. Changes that the
     caller trusts are not tried: they may observe each pass.
     """
-    model, num_rows, is_static = call.model, _num_rows(call), _is_static(call)
+    model, num_rows, is_static = call.model, _num_rows(call, way), _is_static(call)
     is_trusted = not call.kernels and bool(foreign_code.changes(model)) and not foreign_code.of_others(model)
-    if call.ranks.broadcast(is_trusted):
+    if call.ranks.broadcast(is_trusted and not way.num_slots):
         return Trial(dependence=call.kernels.why_none)
     trial = once(
         model,
-        f"block of {num_rows} rows{', padded' if is_ragged else ''}{', static' if is_static else ''}",
-        lambda: _try(call, is_ragged),
+        f"{way.name}, {num_rows} rows{', padded' if is_ragged else ''}{', static' if is_static else ''}",
+        lambda: _try_width(call, way) if way.num_slots else _try(call, way, is_ragged),
         lambda why: Trial(f"could not be tested ({why})"),
-        (_key(model), len(call.kernels), torch.get_num_threads()),
+        (_key(model), weights.shapes(model) if way.num_slots else 0, torch.get_num_threads()),
     )
     return call.ranks.broadcast(trial)
+
+
+def are_right(call: Call) -> bool:
+    """Return whether the kernels compute what PyTorch computes for single tokens, in calls without candidates."""
+    way = Way(call.kernels)
+    key = _key(call.model), len(call.kernels)
+    return once(call.model, "single tokens", lambda: not _is_wrong(call, way, (1,)), lambda _: False, key)
 
 
 def _is_static(call: Call) -> bool:
@@ -101,30 +126,36 @@ def _key(model: Any) -> Any:
     return *kinds, tuple(numbers), repr(model.config)
 
 
-def _try(call: Call, is_ragged: bool) -> Trial:
-    kernels, everywhere, dependence = call.kernels, False, call.kernels.why_none
+def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
+    dependence, is_wrong, seen = call.kernels.why_none or "computes other logits than uag's kernels", False, Seen()
     before = _states()
     try:
-        logits, operations = _run(call, kernels)
-        if kernels and operations:
-            everywhere, kernels = True, kernels.replacing_functions()
-            logits, operations = _run(call, kernels)
-        if kernels and foreign_code.of_others(call.model) and _differs_from_pytorch(call, logits[0]):
-            kernels, dependence = OwnKernels(), "computes other logits than uag's kernels"
-            logits, _ = _run(call, kernels)
-        if kernels:
+        logits, wide, narrow = _run(call, way)
+        if way.kernels:
+            operations = {name for name, _ in wide.sizes - narrow.sizes}
+            seen.counts = wide.counts | narrow.counts
+            is_wrong = _is_wrong(call, way, _WIDTHS[:1], logits[0])
             # Where rows advance independently, the second row is also computed without its padding. Its widest and its
             # narrowest block are enough, because the padded blocks of the other widths are compared with these two.
-            alone = _run(call, kernels, 1, (_WIDTHS[0], _WIDTHS[-1]))[0] if is_ragged and not operations else []
+            needs_alone = is_ragged and not operations and not is_wrong
+            alone = _run(call, way, 1, (_WIDTHS[0], _WIDTHS[-1]))[0] if needs_alone else []
             dependence = _dependence([logits, alone], operations)
-        refusal = _refusal(call, logits)
+        refusal = "" if is_wrong else _refusal(call, logits)
     except DrawsError:
         refusal = "draws random numbers in its passes"
     if is_training(call.model):
         if _states() != before:
             refusal = "draws random numbers in its passes"
         refusal = refusal and f"{refusal} in training mode (call model.eval() first)"
-    return Trial(refusal, dependence, bool(kernels), everywhere)
+    return Trial(refusal, dependence, is_wrong, seen.counts)
+
+
+def _try_width(call: Call, way: Way) -> Trial:
+    """Return how a token's logits depend on its place in a pass of the fixed width."""
+    width = call.fixed_width or 1
+    with passes.optimized_for_decode(call.model):
+        logits, *_ = _run(call, way, widths=[width] * width)
+    return Trial(dependence=_dependence([logits], set()))
 
 
 def _states() -> tuple[Any, ...]:
@@ -139,32 +170,35 @@ def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
         return ""  # rounding may send a token to other experts, which looks like an error
     alone = logits[-1][:, 0]
     in_blocks = [of_pass[:, place] for place, of_pass in enumerate(reversed(logits)) if place < of_pass.shape[1]]
-    difference = max(_difference(call, in_block, alone) for in_block in in_blocks)
-    if not difference:
+    difference = max(_difference(in_block, alone) for in_block in in_blocks)
+    if difference <= (_MAX_DIFFERENCE if _is_full_precision(call) else _MAX_DIFFERENCE_IN_HALF):
         return ""
     return (
         f"computes different logits for a block than for single tokens ({difference:.2g} of their standard deviation)"
     )
 
 
-def _differs_from_pytorch(call: Call, logits: torch.Tensor) -> bool:
-    (expected,), _ = _run(call, OwnKernels(), widths=_WIDTHS[:1])
-    return bool(_difference(call, logits, expected))
+def _is_wrong(call: Call, way: Way, widths: Sequence[int], logits: torch.Tensor | None = None) -> bool:
+    """Return whether the kernels compute other logits than PyTorch; rounding may send a token to other experts."""
+    logits = _run(call, way, widths=widths)[0][0] if logits is None else logits
+    (expected,), *_ = _run(call, Way(), widths=widths)
+    is_routed = not _is_full_precision(call) and blocks.has_experts(call.model)
+    bound = _MAX_DIFFERENCE if _is_full_precision(call) else 2 * _MAX_DIFFERENCE_IN_HALF
+    return _difference(logits, expected, of_all=not is_routed) > bound
 
 
-def _difference(call: Call, logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the difference in units of the standard deviation, or 0 if it is rounding; infinite for new NaNs."""
+def _difference(logits: torch.Tensor, expected: torch.Tensor, *, of_all: bool = True) -> float:
+    """Return the difference of all tokens, or of the median token, in standard deviations; infinite for new NaNs."""
     if bool(expected.isnan().any()):
         return 0.0  # the synthetic tokens overflow in float16, so they show nothing
-    most = _MAX_DIFFERENCE if _is_full_precision(call) else _MAX_DIFFERENCE_IN_HALF
-    ratio = (logits - expected).pow(2).mean().sqrt() / expected.std()
-    difference = float(torch.nan_to_num(ratio, nan=float("inf")))
-    return difference if difference > most else 0.0
+    squares = (logits - expected).pow(2)
+    ratio = (squares.mean() if of_all else squares.mean(-1).median()).sqrt() / expected.std()
+    return float(torch.nan_to_num(ratio, nan=float("inf")))
 
 
 def _is_full_precision(call: Call) -> bool:
     """Whether products are rounded to float32; on accelerators, they and convolutions may be rounded to TF32."""
-    is_highest = call.input_ids.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    is_highest = call.input_ids.device.type == "cpu" and not devices.float32_is_rounded()
     return is_highest and call.model.dtype.itemsize >= 4
 
 
@@ -187,55 +221,19 @@ def _dependence(trials: Sequence[Sequence[torch.Tensor]], operations: set[str]) 
     return ""
 
 
-_SUMS = "softmax", "logsumexp"
-_NAMES = ("mm", "conv", "attention", "mv", "dot", "linear", "sigmoid", "silu", "gelu", "softplus", *_SUMS)
-
-
-@cache
-def _may_round_by_shape(operation: Any) -> bool:
-    """Return whether PyTorch may round an operation by its inputs' shapes.
-
-    These are products, and functions of single values whose last ones, of each thread's share, PyTorch computes by
-    other code. Operations of other packages are unknown.
-    """
-    name = operation.name()
-    return any(part in name for part in _NAMES) or not name.startswith(("aten::", "prim"))
-
-
-class _Products:
-    """Notes operations that may round by shape, with the shapes."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
-
-    def note(self, operation: Any, args: tuple[Any, ...]) -> None:
-        if not _may_round_by_shape(operation):
-            return
-        name = operation.name()
-        first = -1 if any(part in name for part in _SUMS) else 0  # only the length of the sums matters
-        shapes = tuple(arg.shape[first:] for arg in args if isinstance(arg, torch.Tensor))
-        if not (name == "aten::bmm" and shapes[0][-1] == 1):  # such as rotary positions: there is nothing to sum
-            self.seen.add((name, shapes))
-
-
-def _num_rows(call: Call) -> int:
-    """Return the rows of the trial: those of an encoder-decoder's call, which has a source for each; else at most 2."""
+def _num_rows(call: Call, way: Way) -> int:
+    """Return the rows of the trial: at most 2, but those of the call where their number or their source matters."""
     num_rows: int = call.input_ids.shape[0]
-    return num_rows if call.model.config.is_encoder_decoder else min(num_rows, 2)
+    return num_rows if way.num_slots or call.model.config.is_encoder_decoder else min(num_rows, 2)
 
 
 def _run(
-    call: Call, kernels: OwnKernels, num_rows: int | None = None, widths: Sequence[int] = _WIDTHS
-) -> tuple[list[torch.Tensor], set[str]]:
-    """Run the passes of a trial.
-
-    Returns:
-        The logits [num_rows, width, vocab_size] of each pass, and the names of the operations by which PyTorch computed
-        the first pass, but not the last one, and which may round by the number of tokens.
-    """
-    is_encoder_decoder = call.model.config.is_encoder_decoder
-    num_rows = _num_rows(call) if num_rows is None or is_encoder_decoder else num_rows
-    ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + len(_WIDTHS) + max(_WIDTHS))
+    call: Call, way: Way, num_rows: int | None = None, widths: Sequence[int] = _WIDTHS
+) -> tuple[list[torch.Tensor], Seen, Seen]:
+    """Return the logits [num_rows, width, vocab_size] of each pass, and what PyTorch ran in the first and the last."""
+    is_encoder_decoder, kernels = call.model.config.is_encoder_decoder, way.kernels
+    num_rows = _num_rows(call, way) if num_rows is None or is_encoder_decoder else num_rows
+    ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + len(widths) + max(widths))
     text = torch.tensor([ids] * num_rows, device=call.input_ids.device)
     prompt, mask = text[:, :_PROMPT_LENGTH], torch.ones_like(text[:, :_PROMPT_LENGTH])
     if not is_encoder_decoder and num_rows == 1:  # the padded row of two, alone
@@ -244,16 +242,19 @@ def _run(
         mask[1:, :_NUM_PADS] = 0
     found, seen = [], []
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
-        config = call.model.config.get_text_config(decoder=True)
-        cache = StaticCache(config=config, max_cache_len=_NUM_SLOTS) if _is_static(call) else None
+        config, cache = call.model.config.get_text_config(decoder=True), None
+        if way.num_slots:
+            cache = static.static_cache(call.model, way.num_slots)
+        elif _is_static(call):
+            cache = StaticCache(config=config, max_cache_len=_NUM_SLOTS)
         synthetic = SyntheticPasses(_uncompiled(call), prompt, kernels, cache, mask)
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
-            products = _Products()
-            with noting(products.note) if kernels and width in (widths[0], widths[-1]) else nullcontext():
+            is_watched = bool(kernels) and width in (widths[0], widths[-1])
+            with watching() if is_watched else nullcontext(Seen()) as of_pass:
                 found.append(synthetic.verify([block] * num_rows))
-            seen.append(products.seen)
-    return found, {name for name, _ in seen[0] - seen[-1]}
+            seen.append(of_pass)
+    return found, seen[0], seen[-1]
 
 
 def _uncompiled(call: Call) -> Call:

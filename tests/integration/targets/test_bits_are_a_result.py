@@ -1,0 +1,309 @@
+"""Whatever makes PyTorch compute what the trial saw uag's kernels compute, or compute more, is seen and named."""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import LlamaForCausalLM, MixtralForCausalLM
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import repeat_kv
+from transformers.models.mixtral import modeling_mixtral
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, left_padded
+from tests.support.models import tiny_model
+from tests.support.walk import SharedDrafter
+from uag.kernels import kernel, operations, watching
+
+pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+WANTED: dict[str, Any] = GREEDY | {"max_new_tokens": 24, "return_dict_in_generate": True, "output_logits": True}
+PROMISE = {"draft_independent": True}
+
+
+def run(target: Any, share: float | None = None, num_rows: int = 1, **options: Any) -> tuple[Any, uag.Stats]:
+    """Generate without candidates, or with a share of right ones, and return the output and the statistics."""
+    given = left_padded(PROMPTS[:num_rows]) | WANTED
+    if share is None:
+        assistant = uag.Assistant(None, **options)
+    else:
+        known = run(target, None, num_rows)[0].sequences[:, -24:].tolist()
+        drafter = SharedDrafter(known, target.config.vocab_size, share)
+        assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=7, **options)
+    return assistant.generate(target, **given), assistant.stats
+
+
+def check_kept(target: Any, reason: str = "", num_rows: int = 1) -> uag.Stats:
+    """Check that `draft_independent=True` keeps its promise for right and wrong candidates."""
+    expected, _ = run(target, None, num_rows, **PROMISE)
+    for share in (1.0, 0.5):
+        found, stats = run(target, share, num_rows, **PROMISE)
+        assert torch.equal(found.sequences, expected.sequences)
+        assert all(map(torch.equal, found.logits, expected.logits))
+        assert stats.is_draft_independent
+        assert reason in "; ".join(stats.fallbacks)
+    return stats
+
+
+def llama(kind: type = LlamaForCausalLM, dtype: torch.dtype = torch.bfloat16, attention: str = "sdpa") -> Any:
+    target = copy.deepcopy(tiny_model("llama", 700)).to(dtype)
+    target.set_attn_implementation(attention)
+    target.__class__ = kind
+    return target
+
+
+def test_autocast_is_seen_before_the_call() -> None:
+    target = llama()
+    run(target, 1.0)  # its trial
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in run(target, 1.0)[1].draft_dependence
+        stats = check_kept(target, "autocast")
+    assert stats.num_candidate_tokens == 0
+    assert run(target, 1.0)[1].is_draft_independent
+
+
+class Norm(torch.nn.Module):
+    """An RMS norm in half precision, whose `rsqrt` rounds a vector's values otherwise than single ones."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_functions_that_round_by_place_are_found_however_narrow_the_trial(dtype: torch.dtype, num_rows: int) -> None:
+    target = llama(dtype=dtype)
+    for layer in target.model.layers:
+        layer.input_layernorm = Norm(target.config.hidden_size).to(dtype)
+    stats = run(target, 1.0, num_rows)[1]
+    assert stats.is_draft_independent == (dtype is torch.float32)
+    assert ("aten::rsqrt" in stats.draft_dependence) == (dtype is not torch.float32)
+    check_kept(target, "" if dtype is torch.float32 else "aten::rsqrt", num_rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "is_even"),
+    [
+        (functional.mish, torch.float32, False),
+        (functional.elu, torch.float32, False),
+        (lambda x: torch.add(x, x, alpha=0.3), torch.bfloat16, False),
+        (lambda x: x.pow(-0.5), torch.bfloat16, False),
+        (lambda x: torch.cdist(x, x), torch.float32, False),
+        (lambda x: torch.add(x, x), torch.bfloat16, True),
+        (lambda x: x.pow(2) * 0.3 - x / 7, torch.float16, True),
+        (lambda x: x.cos() + x.exp() + x.sqrt() + x.abs().masked_fill(x > 0, -1e4), torch.float32, True),
+        (lambda x: x.clone().add_(x).mul_(2), torch.bfloat16, True),
+    ],
+)  # fmt: skip
+def test_whether_a_function_rounds_by_place_is_measured(
+    function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, is_even: bool
+) -> None:
+    with watching() as seen:
+        function(torch.ones(1, 3, 8, dtype=dtype))
+    assert bool(seen.sizes) != is_even
+
+
+class Switched(LlamaForCausalLM):
+    """Reads an attribute that other code switches on: one more operation, after the trial."""
+
+    extra: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if self.extra is not None:
+            output.logits = output.logits + 1e-3 * self.extra(output.logits)
+        return output
+
+
+@pytest.mark.parametrize("extra", [functional.mish, lambda x: x @ x.transpose(1, 2) @ x])
+def test_an_operation_that_is_switched_on_after_the_trial_is_seen(extra: Any) -> None:
+    target = llama(Switched, torch.float32)
+    assert run(target, 1.0)[1].is_draft_independent
+    target.extra = extra
+    stats = run(target, 1.0)[1]
+    assert not stats.is_draft_independent
+    assert "in PyTorch, unlike in its trial" in stats.draft_dependence
+    assert check_kept(target, "unlike in its trial").num_accepted_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["linear", "attention"])
+def test_a_kernel_that_steps_aside_in_a_call_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, own = llama(), getattr(kernel, name)
+    assert run(target, 1.0)[1].is_draft_independent
+    calls = []
+
+    @kernel._or_none
+    def failing(*args: Any) -> Any:
+        calls.append(name)
+        if len(calls) > 50 and args[0].shape[-2] > 1:
+            raise RuntimeError("no storage")
+        return own(*args)
+
+    monkeypatch.setattr(kernel, name, failing)
+    stats = run(target, 1.0)[1]
+    assert not stats.is_draft_independent
+    assert "in PyTorch, unlike in its trial" in stats.draft_dependence
+    calls.clear()
+    check_kept(target)
+
+
+def _doubled(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float, dropout: float = 0.0, **_: Any
+) -> Any:
+    """Compute what transformers' function does, by the same names, with another factor."""
+    key, value = repeat_kv(key, module.num_key_value_groups), repeat_kv(value, module.num_key_value_groups)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling * 2
+    weights = torch.softmax(scores + attention_mask, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_attention_of_another_meaning_is_found(share: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a later release of transformers."""
+    doubled = FunctionType(_doubled.__code__, vars(modeling_llama), name := "eager_attention_forward", (0.0,))
+    monkeypatch.setattr(modeling_llama, name, doubled)
+    target = llama(dtype=torch.float32, attention="eager")
+    assert operations._known_attention(doubled)
+    found, stats = run(target, share)
+    assert torch.equal(found.sequences, target.generate(**left_padded(PROMPTS[:1]) | WANTED).sequences)
+    assert stats.draft_dependence == "the target computes other logits than uag's kernels"
+    check_kept(target, "computes other logits")
+
+
+def test_arguments_of_attention_that_uag_does_not_know_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not swallowed; and PyTorch computes them, by products that uag's kernels replace."""
+    eager = modeling_llama.eager_attention_forward
+    seen = []
+
+    def forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        return of_class(self, hidden_states, **kwargs, tilt=0.5)
+
+    def tilted(module: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs.pop("tilt"))
+        return eager(module, *args, **kwargs)
+
+    of_class = modeling_llama.LlamaAttention.forward
+    target = llama(dtype=torch.float32, attention="eager")
+    kind = type("Tilted", (modeling_llama.LlamaAttention,), {"forward": forward, "__module__": modeling_llama.__name__})
+    for layer in target.model.layers:
+        layer.self_attn.__class__ = kind
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", tilted)
+    tilted.__name__, tilted.__module__ = "eager_attention_forward", modeling_llama.__name__
+    found, _ = run(target, 0.5)
+    assert seen
+    assert torch.equal(found.sequences, target.generate(**left_padded(PROMPTS[:1]) | WANTED).sequences)
+
+
+class ByPosition(modeling_llama.LlamaAttention):
+    """Passes the scaling by position, as transformers' functions allow."""
+
+    def forward(self, hidden_states: torch.Tensor, position_embeddings: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (p(hidden_states).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = modeling_llama.apply_rotary_pos_emb(q, k, *position_embeddings)
+        cache = next((kwargs[name] for name in ("cache", "past_key_values") if kwargs.get(name) is not None), None)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        function = modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface("eager", modeling_llama.eager_attention_forward)
+        output, weights = function(self, q, k, v, attention_mask, self.scaling)
+        return self.o_proj(output.flatten(2)), weights
+
+
+class ByName(modeling_mixtral.MixtralSparseMoeBlock):
+    """Names the arguments of its experts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(0, 1)
+        _, shares, chosen = self.gate(flat)
+        output: torch.Tensor = self.experts(hidden_states=flat, top_k_index=chosen, top_k_weights=shares)
+        return output.view_as(x)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_arguments_by_position_and_by_name(name: str) -> None:
+    target = llama(dtype=torch.float32, attention="eager")
+    if name == "mixtral":
+        target = copy.deepcopy(tiny_model("mixtral", 700))
+        target.__class__ = type("OwnMixtral", (MixtralForCausalLM,), {})
+    for layer in target.model.layers:
+        if name == "llama":
+            layer.self_attn.__class__ = ByPosition
+        else:
+            layer.mlp.__class__ = ByName
+    expected = target.generate(**left_padded(PROMPTS[:1]) | WANTED).sequences
+    for share in (None, 1.0):
+        found, stats = run(target, share)
+        assert torch.equal(found.sequences, expected)
+        assert stats.is_draft_independent
+        assert not stats.fallbacks
+    assert stats.num_accepted_tokens
+
+
+class Extra(torch.nn.Module):
+    """Calls functions of PyTorch with arguments that uag's replacements do not have."""
+
+    def __init__(self, mlp: torch.nn.Module, function: Any, size: int) -> None:
+        super().__init__()
+        self.mlp, self.function = mlp, function
+        self.weight = torch.nn.Parameter(torch.randn(size, size) / size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.mlp(x) + self.function(x, self.weight)
+        return output
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.bmm(x, mat2=w.expand(len(x), -1, -1)),
+        lambda x, w: torch.bmm(input=x, mat2=w.expand(len(x), -1, -1)),
+        lambda x, w: torch.matmul(x, w, out=x.new_empty(0)),
+        lambda x, w: functional.linear(x, w) + x * functional.linear(x, w[0])[..., None],
+        lambda x, w: torch.softmax(functional.linear(x, w), -1, out=x.new_empty(0)),
+        lambda x, w: torch.sigmoid(functional.linear(input=x, weight=w), out=x.new_empty(0)),
+    ],
+)
+def test_functions_with_other_arguments_are_pytorchs(function: Any) -> None:
+    target = llama(dtype=torch.float32)
+    target.model.layers[0].mlp = Extra(target.model.layers[0].mlp, function, target.config.hidden_size)
+    found, stats = run(target, 0.7)
+    assert torch.equal(found.sequences, target.generate(**left_padded(PROMPTS[:1]) | WANTED).sequences)
+    assert not stats.fallbacks
+    check_kept(target)
+
+
+@pytest.mark.parametrize("setting", ["medium", "high", "bf16"])
+def test_float32_that_pytorch_may_round_is_left_to_it(setting: str) -> None:
+    target, half = llama(dtype=torch.float32), llama()
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if setting == "bf16" and matmul is None:
+        pytest.skip("this PyTorch has no such setting")
+    try:
+        if setting == "bf16":
+            matmul.fp32_precision = setting
+        else:
+            torch.set_float32_matmul_precision(setting)
+        assert "float32" in run(target, 1.0)[1].draft_dependence
+        check_kept(target, "float32")
+        assert run(half, 1.0)[1].is_draft_independent
+    finally:
+        if setting == "bf16":
+            matmul.fp32_precision = "none"
+        else:
+            torch.set_float32_matmul_precision("highest")
+    assert run(target, 1.0)[1].is_draft_independent
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode, nullcontext])
+def test_settings_of_gradients_keep_the_promise(mode: Any) -> None:
+    target = llama()
+    with mode():
+        assert check_kept(target).num_accepted_tokens

@@ -1,0 +1,130 @@
+"""What a forked child inherits from other threads' locks and contexts, and what interrupts leave."""
+
+import ast
+import sys
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import pytest
+
+from tests.support.forked import elsewhere, forked, interrupted, needs_fork
+from tests.unit.test_layout import FILES
+from uag import forks
+from uag.gguf import GgufDraft
+
+
+@needs_fork
+@pytest.mark.parametrize("make", [forks.turn, threading.RLock])
+def test_a_lock_that_another_thread_holds_is_free_in_the_child(make: Callable[[], Any]) -> None:
+    lock = make()
+
+    def hold(wait: Callable[[], None]) -> None:
+        with lock:
+            wait()
+
+    with elsewhere(hold):
+        is_free = forked(lambda: lock.acquire(timeout=1))
+    assert is_free == (make is forks.turn)
+
+
+@needs_fork
+def test_a_lock_that_the_forking_thread_holds_stays_its_own() -> None:
+    lock = forks.turn()
+
+    def acquired_elsewhere() -> bool:
+        found: list[bool] = []
+        thread = threading.Thread(target=lambda: found.append(lock.acquire(timeout=0.1)))
+        thread.start()
+        thread.join()
+        lock.release()  # raises if this thread does not hold it
+        return found[0]
+
+    with lock:
+        assert forked(acquired_elsewhere) is False
+
+
+@needs_fork
+def test_a_fork_waits_until_a_moment_has_passed() -> None:
+    lock, steps = forks.lock(), list[int]()
+
+    def change(wait: Callable[[], None]) -> None:
+        with lock:
+            steps.append(1)
+            wait()
+            steps.append(2)
+
+    with elsewhere(change):
+        forking = threading.Thread(target=lambda: results.append(forked(lambda: list(steps))))
+        results: list[Any] = []
+        forking.start()
+        forking.join(0.5)
+        assert not results
+    forking.join()
+    assert results == [[1, 2]]
+
+
+@needs_fork
+def test_forks_of_several_threads_at_once() -> None:
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(forked(lambda: "done"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["done"] * 8
+    with forks._one_fork:
+        assert not forks._held
+
+
+@needs_fork
+def test_contexts_of_other_threads_end_in_the_child_and_its_own_go_on() -> None:
+    ended: list[str] = []
+
+    def inside(wait: Callable[[], None]) -> None:
+        with forks.ending(lambda: ended.append("outer")), forks.ending(lambda: ended.append("inner"), lambda: None):
+            wait()
+
+    with elsewhere(inside), forks.ending(lambda: ended.append("own")):
+        assert forked(lambda: list(ended)) == ["outer"]
+    assert ended == ["own", "inner", "outer"]
+
+
+@needs_fork
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cached properties have no locks")
+def test_a_cached_property_that_another_thread_computes_is_free_in_the_child() -> None:
+    lock = GgufDraft.__dict__["file"].lock
+    assert isinstance(GgufDraft.__dict__["file"], cached_property)
+
+    def hold(wait: Callable[[], None]) -> None:
+        with lock:
+            wait()
+
+    with elsewhere(hold):
+        assert forked(lambda: lock.acquire(timeout=1)) is True
+
+
+def test_an_interrupt_leaves_nothing_half_undone() -> None:
+    places: dict[int, bool] = {}
+
+    def undo() -> None:
+        for place in list(places):
+            places.pop(place)
+
+    def work() -> None:
+        with forks.ending(undo):
+            for place in range(30):
+                places.setdefault(place, True)
+
+    for _ in interrupted(work):
+        assert not places
+    assert not forks._endings
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_every_lock_is_made_in_one_place(path: Any) -> None:
+    made = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "register_at_fork"}
+    used = {node.attr for node in ast.walk(FILES[path]) if isinstance(node, ast.Attribute)}
+    used |= {name.name for node in ast.walk(FILES[path]) if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert str(path) == "forks.py" or not used & made

@@ -1,0 +1,118 @@
+"""Locks and other things that end, of which a forked child inherits only those of its own thread.
+
+A fork copies one thread. What the other threads hold then, nobody would release in the child: a lock would never be
+free, and a change that a call undoes at its end would last. So all locks of uag, and all changes to what threads share,
+are made here. Systems without forks need none of it.
+"""
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_brief: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_endings: dict[object, tuple[int, Callable[[], None]]] = {}
+"""By use: its thread, and what to do in a child that does not have this thread."""
+
+
+def lock() -> Any:
+    """Return a reentrant lock for a moment. A fork waits for it, so that what it protects is whole in the child.
+
+    Nothing inside it may wait for a thread: not for another lock of this module, and not for a model.
+    """
+    new = turn()
+    _brief[id(new)] = new
+    return new
+
+
+def turn() -> Any:
+    """Return a reentrant lock for long work. In a forked child it is free, unless the forking thread holds it."""
+    new = threading.RLock()
+    _locks[id(new)] = new
+    return new
+
+
+@contextmanager
+def ending(undo: Callable[[], None], in_child: Callable[[], None] | None = None) -> Iterator[None]:
+    """Run `undo` at the end, completely even if the user interrupts it.
+
+    Args:
+        undo: also runs if what it undoes has not been done, or only in part, and may run twice.
+        in_child: run instead of `undo` in a child that another thread forks; None for `undo`.
+    """
+    use = object()
+    try:
+        _endings[use] = threading.get_ident(), in_child or undo
+        yield
+    finally:
+        interrupt = None
+        while use in _endings:
+            try:
+                undo()
+                del _endings[use]
+            except KeyboardInterrupt as error:
+                interrupt = error
+            except BaseException:
+                del _endings[use]
+                raise
+        if interrupt is not None:
+            raise interrupt
+
+
+def in_child(run: Callable[[], None]) -> None:
+    """Let every forked child run a function first."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=run)
+
+
+_one_fork = lock()
+_held: list[Any] = []
+"""The locks that the forking thread has waited for: first the one that other forks wait for."""
+
+
+def _wait() -> None:
+    for held in [reference() for reference in _brief.valuerefs()]:
+        if held is not None:
+            held.acquire()
+            _held.append(held)
+
+
+def _release() -> None:
+    held = _held.copy()
+    _held.clear()  # before another fork may begin
+    for each in reversed(held):
+        each.release()
+
+
+def _locks_of_properties() -> Iterator[Any]:
+    """Yield the locks that cached properties have before Python 3.12 (python/cpython#87634)."""
+    for name, module in list(sys.modules.items()):
+        kinds = list(vars(module).values()) if name.partition(".")[0] == "uag" else []
+        for kind in [kind for kind in kinds if isinstance(kind, type)]:
+            yield from (
+                each.lock  # type: ignore[attr-defined]
+                for each in vars(kind).values()
+                if isinstance(each, cached_property)
+            )
+
+
+def _end_other_threads() -> None:
+    locks = [reference() for reference in _locks.valuerefs()]
+    for each in [*locks, *(_locks_of_properties() if sys.version_info < (3, 12) else ())]:
+        if each is not None and not each._is_owned():
+            each._at_fork_reinit()
+    for use, (thread, undo) in reversed(list(_endings.items())):
+        if thread != threading.get_ident():
+            del _endings[use]
+            undo()
+
+
+if hasattr(os, "register_at_fork"):
+    # Children run these in the order in which they are registered, and the two before a fork in the reverse one.
+    os.register_at_fork(before=_wait, after_in_parent=_release, after_in_child=_release)
+    os.register_at_fork(after_in_child=_end_other_threads)

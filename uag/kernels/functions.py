@@ -1,0 +1,129 @@
+"""Functions of PyTorch that forwards call themselves, computed by uag's kernels."""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from uag.kernels import kernel, operations
+
+
+class Functions(TorchFunctionMode):
+    """Replaces functions of PyTorch that forwards call themselves, in this thread."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function by uag's kernel, or as it is."""
+        kwargs = kwargs or {}
+        own = _FUNCTIONS.get(func)
+        if own is None:
+            return func(*args, **kwargs)
+        is_known = args and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
+        output = own(*args, **kwargs) if is_known else None
+        if output is None:
+            operations.pass_on(func.__name__)
+            return func(*args, **kwargs)
+        return output
+
+
+@cache
+def _names_of(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor | None:
+    if dropout_p or not operations.fits_attention(query, key, value):
+        return None
+    if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
+        return None
+    output = operations.attend(query, key, value, attn_mask, is_causal, scale)
+    return None if output is None else output.transpose(1, 2)
+
+
+def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """Multiply by a transposed weight, as Falcon does, or matrix by matrix, as attention outside the registry does."""
+    if x.dim() < 2 or other.dim() < 2 or x.shape[-1] != other.shape[-2]:
+        return None
+    if other.dim() == 2:
+        return kernel.linear(x, other.t()) if other.t().is_contiguous() else kernel.conv1d(x, other)
+    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
+    pairs = zip(*(part.expand(*batch, -1, -1).flatten(0, -3) for part in (x, other)), strict=True)
+    products = [_matmul(*pair) for pair in pairs]
+    known = [product for product in products if product is not None]
+    return torch.stack(known).view(*batch, x.shape[-2], -1) if len(known) == len(products) else None
+
+
+def _bmm(x: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor | None:
+    return _matmul(x, mat2)
+
+
+def _baddbmm(
+    added: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor | None:
+    product = _matmul(batch1, batch2)
+    return None if product is None else beta * added + alpha * product
+
+
+def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor | None:
+    return None if inplace else kernel.gate(x, "silu")
+
+
+def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor | None:
+    return kernel.gate(x, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor | None:
+    return kernel.gate(x, "sigmoid")
+
+
+def _softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor | None:
+    return kernel.gate(x, "softplus") if (beta, threshold) == (1.0, 20.0) else None
+
+
+def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """Sum each row in one order, to which masked scores at its end add nothing."""
+    if dim not in (-1, x.dim() - 1) or (dtype or x.dtype) not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    powers = x.float()
+    powers = (powers - powers.amax(-1, keepdim=True)).exp_()
+    total = kernel.conv1d(powers, powers.new_ones(x.shape[-1], 1))
+    return None if total is None else (powers / total).to(dtype or x.dtype)
+
+
+def _functional_softmax(
+    x: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> torch.Tensor | None:
+    return _softmax(x, dim, dtype)
+
+
+_FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
+    functional.linear: kernel.linear,
+    functional.scaled_dot_product_attention: _sdpa,
+    functional.silu: _silu,
+    functional.gelu: _gelu,
+    functional.softmax: _functional_softmax,
+    torch.softmax: _softmax,
+    torch.Tensor.softmax: _softmax,
+    functional.softplus: _softplus,
+    torch.sigmoid: _sigmoid,
+    torch.Tensor.sigmoid: _sigmoid,
+    torch.baddbmm: _baddbmm,
+    torch.Tensor.baddbmm: _baddbmm,
+    torch.bmm: _bmm,
+    torch.Tensor.bmm: _bmm,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+}

@@ -1,0 +1,200 @@
+"""Which operations of PyTorch may round a token by the number of tokens in its pass.
+
+Products and convolutions choose their code by the shape. Functions of single values have one form for whole vectors and
+one for what is left over. Whether these agree is measured, for each dtype and each number among the arguments.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from uag.kernels import operations
+
+_MOVES = {
+    "aten::_local_scalar_dense", "aten::_to_copy", "aten::_unsafe_view", "aten::alias", "aten::amax", "aten::amin",
+    "aten::argmax", "aten::argmin", "aten::argsort", "aten::cat", "aten::constant_pad_nd", "aten::copy_",
+    "aten::diff", "aten::embedding", "aten::empty_like", "aten::fill", "aten::fill_", "aten::flip",
+    "aten::full_like", "aten::gather", "aten::index", "aten::index_add", "aten::index_add_", "aten::index_copy",
+    "aten::index_copy_", "aten::index_fill", "aten::index_fill_", "aten::index_put", "aten::index_put_",
+    "aten::index_select", "aten::item", "aten::lift_fresh", "aten::masked_scatter", "aten::masked_scatter_",
+    "aten::masked_select", "aten::max", "aten::min", "aten::new_empty", "aten::new_empty_strided", "aten::new_full",
+    "aten::new_ones", "aten::new_zeros", "aten::nonzero", "aten::ones_like", "aten::repeat",
+    "aten::repeat_interleave", "aten::roll", "aten::scatter", "aten::scatter_", "aten::select_scatter",
+    "aten::slice_copy", "aten::slice_scatter", "aten::sort", "aten::split_with_sizes_copy", "aten::stack",
+    "aten::topk", "aten::tril", "aten::tril_", "aten::triu", "aten::triu_", "aten::zero_", "aten::zeros_like",
+}  # fmt: skip
+"""Operations besides views that only move and compare values, or add one to another in their order."""
+
+_VALUES = {
+    "aten::polar",
+}
+"""Functions of single values that PyTorch does not mark as such."""
+
+_SUMS = {
+    "aten::_log_softmax", "aten::_softmax", "aten::linalg_vector_norm", "aten::logsumexp", "aten::mean",
+    "aten::norm", "aten::std", "aten::std_mean", "aten::sum", "aten::var", "aten::var_mean",
+}  # fmt: skip
+"""Operations that compute every row in the same way, if the rows are of the same length."""
+
+_NORMS = {
+    "aten::_fused_rms_norm",
+    "aten::native_layer_norm",
+}
+"""The same for rows whose shape is their second argument."""
+
+
+class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations in a thread that may round by the number of tokens.
+
+    Attributes:
+        sizes: the operations' names, each with the sizes by which it may round.
+        counts: how often each name was seen, and what the kernels left to PyTorch.
+    """
+
+    supports_higher_order_operators = True  # flex attention
+    is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: set[tuple[str, Any]] = set()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note an operation and run it."""
+        kwargs = kwargs or {}
+        known = _kind(func)
+        if known != "move" and (sizes := _sizes(known, func, args, kwargs)) is not None:
+            self.sizes.add((func.name(), sizes))
+            self.counts[func.name()] += 1
+        return func(*args, **kwargs)
+
+
+@cache
+def _kind(operation: Any) -> str:
+    if not isinstance(operation, type(torch.ops.aten.add.Tensor)):
+        return "unknown"  # a higher-order operator
+    name = str(operation.name()).partition(".")[0]  # type: ignore[no-untyped-call]
+    if operation.is_view or name.startswith("prim"):
+        return "move"
+    if torch.Tag.pointwise in operation.tags:
+        return "values"
+    kinds = {"move": _MOVES, "values": _VALUES, "sum": _SUMS, "norm": _NORMS, "bmm": {"aten::bmm"}}
+    return next((kind for kind, names in kinds.items() if name in names), "unknown")
+
+
+def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the sizes by which an operation may round, or None if it does not."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors) or not any(shapes):
+        return None
+    if kind == "values" and _is_even(operation, _described(args), _described(kwargs.items())):
+        return None
+    if kind == "bmm" and shapes[0][-1] == 1:  # such as rotary positions: there is nothing to sum
+        return None
+    if kind == "norm":
+        return tuple(args[1])
+    if kind == "sum":
+        names = (argument.name for argument in operation._schema.arguments)
+        dims = (dict(zip(names, args, strict=False)) | kwargs).get("dim")
+        dims = range(len(shapes[0])) if dims is None else dims
+        return tuple(shapes[0][dim] for dim in ([dims] if isinstance(dims, int) else dims))
+    return shapes
+
+
+def _described(arguments: Any) -> Any:
+    """Return arguments as a key, in which tensors are their dtypes."""
+    if isinstance(arguments, torch.Tensor):
+        return arguments.dtype, arguments.dim() == 0
+    if isinstance(arguments, list | tuple) or type(arguments).__name__ == "dict_items":
+        return tuple(map(_described, arguments))
+    return arguments
+
+
+@cache
+def _is_even(operation: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a function of single values gives each the same result in a vector and alone."""
+    given = [_values(*each, place) if _is_tensor(each) else each for place, each in enumerate(args)]
+
+    def run(take: Any) -> Any:
+        taken = [take(each) if isinstance(each, torch.Tensor) and each.dim() else each for each in given]
+        return operation(*taken, **dict(kwargs))
+
+    try:
+        whole, single = run(torch.clone), run(lambda x: x.repeat_interleave(2)[::2])  # strided, so value by value
+        parts = [run(lambda x, n=n: x[:n].clone()) for n in range(1, 20)]
+        pairs = [(whole, single), *((whole[: len(part)], part) for part in parts)]
+        return all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs)
+    except Exception:  # noqa: BLE001 - an argument or a result that was not foreseen
+        return False
+
+
+def _is_tensor(described: Any) -> bool:
+    return isinstance(described, tuple) and len(described) == 2 and isinstance(described[0], torch.dtype)
+
+
+@cache
+def _values(dtype: torch.dtype, is_number: bool, place: int) -> torch.Tensor:
+    """Return values for an argument: all that half precision has, or some thousands."""
+    generator, size = np.random.default_rng(place), 1 << 16  # PyTorch's own would be noticed as a draw of the target
+    if dtype.itemsize == 2 and dtype.is_floating_point:
+        values = torch.from_numpy(generator.permutation(size).astype(np.uint16).view(np.int16)).view(dtype)
+    elif dtype.is_floating_point or dtype.is_complex:
+        values = torch.from_numpy(generator.normal(0, 3, (size, 2))).view(torch.complex128)[:, 0]
+        values = values.to(dtype) if dtype.is_complex else values.real.to(dtype)
+    else:
+        values = torch.from_numpy(generator.integers(0, 2, size)).to(dtype)
+    return values[0] if is_number else values
+
+
+@contextmanager
+def watching() -> Iterator[Seen]:
+    """Note what this thread runs in PyTorch."""
+    seen = Seen()
+    with seen, _counting(seen.counts):
+        yield seen
+
+
+@contextmanager
+def _counting(counts: Counter[str]) -> Iterator[None]:
+    before, operations.state.passed_on = operations.state.passed_on, counts
+    try:
+        yield
+    finally:
+        operations.state.passed_on = before
+
+
+class Watch:
+    """Notices what a call's passes run in PyTorch, but those of the target's trial did not.
+
+    What the kernels leave to PyTorch is counted in each pass. All operations are noted in the first pass with
+    candidates only, and only with `looks_closely`, since that costs some microseconds for each.
+
+    Attributes:
+        found: what the last pass ran, phrased to follow "the target"; empty if there is nothing.
+    """
+
+    def __init__(self, known: Counter[str] | None = None, *, looks_closely: bool = False) -> None:
+        self.found = ""
+        self._known, self._looks_closely = known, looks_closely
+
+    @contextmanager
+    def over(self, width: int) -> Iterator[bool]:
+        """Watch a pass over some tokens of each row, and yield whether this takes time."""
+        if self._known is None:
+            self.found = ""
+            yield False
+            return
+        is_close = self._looks_closely and width > 1
+        self._looks_closely = self._looks_closely and not is_close
+        counts: Counter[str] = Counter()
+        with watching() if is_close else nullcontext() as seen, _counting(seen.counts if seen else counts):
+            yield is_close
+        names = sorted((seen.counts if seen else counts) - self._known)
+        self.found = f"ran {', '.join(names)} in PyTorch, unlike in its trial" if names else ""
