@@ -17,6 +17,10 @@ _LEAST_CONTEXT = 32
 """Minimum context of a draft: a shorter one would be truncated in nearly every round."""
 
 
+_MAX_KEPT = 4
+"""Number of files and tokenizers to cache. Increase to read fewer files again; decrease to save memory."""
+
+
 @dataclass(frozen=True)
 class GgufDraft:
     """A draft model in a GGUF file.
@@ -72,17 +76,16 @@ class GgufDraft:
         """The file as llama.cpp reads it."""
         return read_file(self.path)
 
-    @cached_property
+    @property
+    def version(self) -> tuple[Path, int, int]:
+        """The file with its time and size, which change when it is written again."""
+        state = self.path.stat()
+        return self.path.resolve(), state.st_mtime_ns, state.st_size
+
+    @property
     def contents(self) -> Contents | str:
         """The file's contents, or why uag cannot run its model, phrased to follow "the file"."""
-        try:
-            if self.gpu_layers:
-                return "runs on a GPU"
-            contents = Contents(self.path)
-            family_of(contents)
-        except (UnknownFileError, ValueError) as error:
-            return str(error)
-        return contents
+        return "is to run on a GPU" if self.gpu_layers else _read_contents(*self.version)
 
     @property
     def tokenizer(self) -> Any:
@@ -93,15 +96,13 @@ class GgufDraft:
         """
         if is_installed():
             return read_tokenizer(self.file)
-        state = self.path.stat()
-        return _read_tokenizer(self.path.resolve(), state.st_mtime_ns, state.st_size)
+        return _read_tokenizer(*self.version)
 
     @property
     def vocab_size(self) -> int:
         """Entries of the model's head."""
-        if isinstance(self.contents, str):
-            return self.file.vocab_size
-        return self.contents.tensors["token_embd.weight"].shape[0]
+        contents = self.contents
+        return self.file.vocab_size if isinstance(contents, str) else contents.tensors["token_embd.weight"].shape[0]
 
     def check(self) -> None:
         """Refuse a model that neither uag nor llama.cpp can run as a draft.
@@ -110,8 +111,9 @@ class GgufDraft:
             UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder, or a model that
                 generates by diffusion; or it needs llama.cpp, which cannot read it or is not installed.
         """
-        if isinstance(self.contents, str):
-            self.check_in_llama(self.contents)
+        contents = self.contents
+        if isinstance(contents, str):
+            self.check_in_llama(contents)
 
     def check_in_llama(self, reason: str) -> None:
         """Refuse a model that llama.cpp cannot run as a draft; `reason` is why uag does not, and follows "the file"."""
@@ -123,7 +125,17 @@ class GgufDraft:
             raise UnsupportedError(f"The draft {str(self.path)!r} {problem}. Use a decoder-only language model.")
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=_MAX_KEPT)
+def _read_contents(path: Path, *_version: int) -> Contents | str:
+    try:
+        contents = Contents(path)
+        family_of(contents)
+    except (UnknownFileError, ValueError) as error:
+        return str(error)
+    return contents
+
+
+@lru_cache(maxsize=_MAX_KEPT)
 def _read_tokenizer(path: Path, *_version: int) -> Any:
     """Return the tokenizer of a file as transformers converts it."""
     from transformers import PreTrainedTokenizerFast

@@ -49,6 +49,8 @@ def family_of(contents: Contents) -> str:
     name = contents.values.get("general.architecture")
     if name not in _FAMILIES:
         raise UnknownFileError(f"has the architecture {name!r}")
+    if "token_embd.weight" not in contents.tensors:
+        raise UnknownFileError("has no embedding")
     return _FAMILIES[name]
 
 
@@ -81,8 +83,8 @@ def _settings(contents: Contents) -> dict[str, Any]:
     options = {"rope_theta": 10_000.0, "tie_word_embeddings": "output.weight" not in tensors, "pad_token_id": None}
     options |= {_SETTINGS[key]: found.pop(key) for key in _SETTINGS if key in found}
     options |= dict.fromkeys(_EPSILONS, found.pop("attention.layer_norm_epsilon", 1e-5))
-    if "token_embd.weight" not in tensors or not {"hidden_size", "num_attention_heads"} <= options.keys():
-        raise UnknownFileError("lacks settings or weights")
+    if not {"hidden_size", "num_hidden_layers", "num_attention_heads"} <= options.keys():
+        raise UnknownFileError("lacks settings")
     heads = options["num_attention_heads"]
     options.setdefault("num_key_value_heads", heads)
     options["vocab_size"] = tensors["token_embd.weight"].shape[0]

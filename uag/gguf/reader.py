@@ -23,7 +23,7 @@ class Contents:
     """The contents of a GGUF file.
 
     Attributes:
-        values: the metadata by key.
+        values: the metadata by key, without the tokenizer's.
         tensors: the shape, kind and offset of each tensor by name.
 
     Raises:
@@ -38,10 +38,11 @@ class Contents:
             magic, version, num_tensors, num_values = struct.unpack("<4sIQQ", self._bytes(24))
             if magic != b"GGUF" or version not in (2, 3):
                 raise ValueError("is no GGUF file of version 2 or 3")
-            self.values = {self._text(): self._value(self._number("I")) for _ in range(num_values)}
+            values = {self._text(): self._value(self._number("I")) for _ in range(num_values)}
             self.tensors = {self._text(): self._place() for _ in range(num_tensors)}
         except (struct.error, KeyError, UnicodeDecodeError, MemoryError) as error:
             raise ValueError("is damaged") from error
+        self.values = {key: value for key, value in values.items() if not key.startswith("tokenizer.")}
         alignment = self.values.get("general.alignment", 32)
         self._start = -(-self._at // alignment) * alignment
 

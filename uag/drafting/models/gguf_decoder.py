@@ -4,20 +4,22 @@ The weights are coded when a file is first opened, are shared by all drafts that
 with the last of them. The float weights are freed as soon as they are coded.
 """
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
+from uag import forks
 from uag.drafting.drafter import Counts
 from uag.drafting.models.base import KEPT_POSITIONS, Passes
 from uag.drafting.models.decoder import MOST_KEPT, decoder_of
 from uag.gguf import GgufDraft, UnknownFileError, load_model
-from uag.kernels import Cache, Decoder
+from uag.kernels import Cache, Decoder, OwnKernels
 from uag.projection import Node
 
 _decoders: weakref.WeakValueDictionary[Any, Decoder] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = forks.turn()
 
 
 class GgufDecoderPasses(Passes):
@@ -61,8 +63,9 @@ def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
         return contents
     if form == "model":
         return "keeps its own weights (draft_weights='model')"
-    state = draft.path.stat()
-    key = draft.path.resolve(), state.st_mtime_ns, state.st_size, form
+    if why := OwnKernels(nn.Linear(1, 1)).why_none:
+        return why
+    key = *draft.version, form
     with _lock:
         found: Decoder | str | None = _decoders.get(key)
         if found is None:
