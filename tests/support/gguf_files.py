@@ -180,7 +180,10 @@ def _write(
     file.add_vocab_size(head_size)
     add_tokenizer(file, tokenizer, pre, head_size=head_size, **options)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], settings["block_count"])
+    embedding = model.get_input_embeddings().weight
     for theirs, weight in model.state_dict().items():
+        if theirs == "lm_head.weight" and weight.data_ptr() == embedding.data_ptr():
+            continue  # a tied head
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
         file.add_tensor(name, np.ascontiguousarray(changed(name, weight.detach().float().numpy())))
     finish(file)

@@ -116,7 +116,7 @@ def _weights(contents: Contents, model: Any) -> dict[str, torch.Tensor]:
     weights, unread = {}, set(contents.tensors) - ({_FACTORS} if name == "llama" else set())
     for theirs, weight in model.state_dict().items():
         own = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
-        if own == "output.weight" and own not in contents.tensors:
+        if theirs == "lm_head.weight" and "output.weight" not in contents.tensors:
             continue  # the embedding is the head
         if own not in unread:
             raise UnknownFileError(f"lacks the weights {own or theirs!r}")

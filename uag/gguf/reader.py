@@ -1,10 +1,9 @@
 """Reads GGUF files without llama.cpp: the metadata, and weights one at a time."""
 
-import mmap
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -31,20 +30,20 @@ class Contents:
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._at = 0
+        self._path = path
         try:
-            magic, version, num_tensors, num_values = struct.unpack("<4sIQQ", self._bytes(24))
-            if magic != b"GGUF" or version not in (2, 3):
-                raise ValueError("is no GGUF file of version 2 or 3")
-            values = {self._text(): self._value(self._number("I")) for _ in range(num_values)}
-            self.tensors = {self._text(): self._place() for _ in range(num_tensors)}
-        except (struct.error, KeyError, UnicodeDecodeError, MemoryError) as error:
+            with path.open("rb") as file:
+                magic, version, num_tensors, num_values = _numbers(file, "4sIQQ")
+                if magic != b"GGUF" or version not in (2, 3):
+                    raise ValueError("is no GGUF file of version 2 or 3")
+                values = {_text(file): _value(file, *_numbers(file, "I")) for _ in range(num_values)}
+                self.tensors = {_text(file): _place(file) for _ in range(num_tensors)}
+                end = file.tell()
+        except (struct.error, KeyError, MemoryError, OverflowError) as error:
             raise ValueError("is damaged") from error
         self.values = {key: value for key, value in values.items() if not key.startswith("tokenizer.")}
         alignment = self.values.get("general.alignment", 32)
-        self._start = -(-self._at // alignment) * alignment
+        self._start = -(-end // alignment) * alignment
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a weight in float32.
@@ -57,28 +56,30 @@ class Contents:
         shape, kind, offset = self.tensors[name]
         per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         row_bytes = shape[-1] // per_block * block_bytes
-        blocks = np.frombuffer(self._data, np.uint8, prod(shape[:-1]) * row_bytes, self._start + offset)
+        blocks = np.fromfile(self._path, np.uint8, prod(shape[:-1]) * row_bytes, offset=self._start + offset)
         found = dequantize(blocks.reshape(*shape[:-1], row_bytes), GGMLQuantizationType(kind))
         return torch.from_numpy(np.array(found, dtype=np.float32).reshape(shape))
 
-    def _place(self) -> _Place:
-        shape = tuple(self._number("Q") for _ in range(self._number("I")))[::-1]
-        return _Place(shape, self._number("I"), self._number("Q"))
 
-    def _value(self, kind: int) -> Any:
-        if kind == _TEXT:
-            return self._text()
-        if kind != _ARRAY:
-            return self._number(_FORMATS[kind])
-        kind, num = self._number("I"), self._number("Q")
-        return [self._value(kind) for _ in range(num)]
+def _place(file: BinaryIO) -> _Place:
+    (num_dimensions,) = _numbers(file, "I")
+    *sizes, kind, offset = _numbers(file, f"{num_dimensions}QIQ")
+    return _Place(tuple(sizes[::-1]), kind, offset)
 
-    def _text(self) -> str:
-        return self._bytes(self._number("Q")).decode("utf-8", "replace")
 
-    def _number(self, form: str) -> Any:
-        return struct.unpack("<" + form, self._bytes(struct.calcsize("<" + form)))[0]
+def _value(file: BinaryIO, kind: int) -> Any:
+    if kind == _TEXT:
+        return _text(file)
+    if kind != _ARRAY:
+        return _numbers(file, _FORMATS[kind])[0]
+    kind, num = _numbers(file, "IQ")
+    return [_value(file, kind) for _ in range(num)]
 
-    def _bytes(self, size: int) -> bytes:
-        self._at += size
-        return self._data[self._at - size : self._at]
+
+def _text(file: BinaryIO) -> str:
+    (size,) = _numbers(file, "Q")
+    return file.read(size).decode("utf-8", "replace")
+
+
+def _numbers(file: BinaryIO, form: str) -> tuple[Any, ...]:
+    return struct.unpack("<" + form, file.read(struct.calcsize("<" + form)))
