@@ -9,7 +9,7 @@ from typing import Any
 from uag.errors import LoadingError, OptionError, TokenizerError, UnsupportedError
 from uag.gguf.file import GgufFile, is_gguf_name, read_file
 from uag.gguf.llama import is_installed
-from uag.gguf.model import UnknownFileError, family_of
+from uag.gguf.model import UnknownFileError, settings_of
 from uag.gguf.reader import Contents
 from uag.gguf.tokenizer import read_tokenizer
 
@@ -129,7 +129,7 @@ class GgufDraft:
 def _read_contents(path: Path, *_version: int) -> Contents | str:
     try:
         contents = Contents(path)
-        family_of(contents)
+        settings_of(contents)
     except (UnknownFileError, ValueError) as error:
         return str(error)
     return contents

@@ -64,7 +64,7 @@ def load_model(contents: Contents) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     family = family_of(contents)
-    config = AutoConfig.for_model(family, **_settings(contents))
+    config = AutoConfig.for_model(family, **settings_of(contents))
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     weights = _weights(contents, empty)
@@ -75,8 +75,13 @@ def load_model(contents: Contents) -> Any:
     return model.eval()
 
 
-def _settings(contents: Contents) -> dict[str, Any]:
-    """Return the settings of a file as options of its family's configuration."""
+def settings_of(contents: Contents) -> dict[str, Any]:
+    """Return the settings of a file as options of its family's configuration.
+
+    Raises:
+        UnknownFileError: it has another family, or a setting without a meaning here.
+    """
+    family_of(contents)
     values, tensors = contents.values, contents.tensors
     prefix = values["general.architecture"] + "."
     found = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
@@ -95,7 +100,7 @@ def _settings(contents: Contents) -> dict[str, Any]:
         f"blk.0.{name}.bias" in tensors for name in ("attn_q", "ffn_up")
     )
     known = {"attention.value_length": options["head_dim"], "rope.scaling.type": "none"}
-    known |= {"expert_count": 0, "expert_used_count": 0}
+    known |= {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
     strange = next((key for key, value in found.items() if value != known.get(key)), "")
     if size not in (None, options["head_dim"]):
         strange = "rope.dimension_count"

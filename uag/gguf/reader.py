@@ -58,7 +58,7 @@ class Contents:
         row_bytes = shape[-1] // per_block * block_bytes
         blocks = np.fromfile(self._path, np.uint8, prod(shape[:-1]) * row_bytes, offset=self._start + offset)
         found = dequantize(blocks.reshape(*shape[:-1], row_bytes), GGMLQuantizationType(kind))
-        return torch.from_numpy(np.array(found, dtype=np.float32).reshape(shape))
+        return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32).reshape(shape))
 
 
 def _place(file: BinaryIO) -> _Place:
