@@ -85,7 +85,11 @@ def settings_of(contents: Contents) -> dict[str, Any]:
     values, tensors = contents.values, contents.tensors
     prefix = values["general.architecture"] + "."
     found = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-    options = {"rope_theta": 10_000.0, "tie_word_embeddings": "output.weight" not in tensors, "pad_token_id": None}
+    options: dict[str, Any] = {
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "pad_token_id": None,
+    }
     options |= {_SETTINGS[key]: found.pop(key) for key in _SETTINGS if key in found}
     options |= dict.fromkeys(_EPSILONS, found.pop("attention.layer_norm_epsilon", 1e-5))
     if not {"hidden_size", "num_hidden_layers", "num_attention_heads"} <= options.keys():
@@ -96,9 +100,7 @@ def settings_of(contents: Contents) -> dict[str, Any]:
     size = found.pop("rope.dimension_count", None)
     options["head_dim"] = options.get("head_dim") or size or options["hidden_size"] // heads
     options["query_pre_attn_scalar"] = options["head_dim"]
-    options["attention_bias"], options["mlp_bias"] = (
-        f"blk.0.{name}.bias" in tensors for name in ("attn_q", "ffn_up")
-    )
+    options["attention_bias"], options["mlp_bias"] = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "ffn_up"))
     known = {"attention.value_length": options["head_dim"], "rope.scaling.type": "none"}
     known |= {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
     strange = next((key for key, value in found.items() if value != known.get(key)), "")

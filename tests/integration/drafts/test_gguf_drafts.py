@@ -157,7 +157,9 @@ def test_a_broken_file_is_refused_before_any_work(
 def test_calls_leave_no_memory_behind(pair: Pair, draft_path: Path) -> None:
     """Thirty calls alternate between one row and two, so that each creates a new cache."""
     psutil = pytest.importorskip("psutil", reason="memory is read with psutil")
-    assistant = uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=2, **IN_LLAMA)
+    assistant = uag.Assistant(
+        draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=2, **IN_LLAMA
+    )
     options = GREEDY | {"max_new_tokens": 3}  # the last two can be drafted
     sizes = []
     for number in range(30):

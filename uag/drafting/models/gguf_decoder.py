@@ -30,20 +30,18 @@ class GgufDecoderPasses(Passes):
         max_positions = min(decoder.max_positions, draft.context or decoder.max_positions)
         super().__init__(draft.path.name, counts, decoder.vocab_size, max_positions, num_ids)
         self._decoder, self._num_threads = decoder, draft.threads
-        self._cache: Cache | None = None
+        self._cache = Cache(decoder, 0, draft.threads)
 
     def _begin(self, encoder_ids: Sequence[Sequence[int]]) -> None:  # noqa: ARG002 - no GGUF draft has an encoder
-        if self._cache is None or not self._cache.fits(self._decoder, len(self.rows)):
+        if not self._cache.fits(self._decoder, len(self.rows)):
             self._cache = Cache(self._decoder, len(self.rows), self._num_threads)
         self._cache.lengths = [0] * len(self.rows)
 
     def _cut(self, row: int, length: int) -> int:
-        assert self._cache is not None
         self._cache.lengths[row] = min(self._cache.lengths[row], length)
         return self._cache.lengths[row]
 
     def _run(self, nodes: Mapping[int, list[Node]]) -> None:
-        assert self._cache is not None
         size = self._decoder.num_ids
         rows = [nodes.get(row, ()) for row in range(len(self.rows))]
         ids = [[node.draft_id if node.draft_id < size else 0 for node in of_row] for of_row in rows]
@@ -52,8 +50,8 @@ class GgufDecoderPasses(Passes):
         self._set_distributions(logits, zip(kept, range(len(kept)), strict=True))
 
     def _free(self, *, has_failed: bool) -> None:
-        if has_failed or (self._cache is not None and self._cache.tensor.nbytes > MOST_KEPT):
-            self._cache = None
+        if has_failed or self._cache.tensor.nbytes > MOST_KEPT:
+            self._cache = Cache(self._decoder, 0, self._num_threads)
 
 
 def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
@@ -71,7 +69,7 @@ def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
         if found is None:
             try:
                 found = decoder_of(load_model(contents), form)
-            except (UnknownFileError, ValueError, RuntimeError, MemoryError, OSError) as error:
+            except (UnknownFileError, ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:
                 return f"cannot be loaded by transformers ({' '.join(str(error).split())[:140]})"
             if isinstance(found, Decoder):
                 _decoders[key] = found
