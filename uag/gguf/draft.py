@@ -130,7 +130,7 @@ def _read_contents(path: Path, *_version: int) -> Contents | str:
     try:
         contents = Contents(path)
         settings_of(contents)
-    except (UnknownFileError, ValueError) as error:
+    except (UnknownFileError, ValueError, TypeError, ArithmeticError) as error:
         return str(error)
     return contents
 

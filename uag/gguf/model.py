@@ -26,11 +26,17 @@ _SETTINGS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size", "vocab_size": "vocab_size",
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim", "attention.sliding_window": "sliding_window",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
-    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
-    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    "attention.key_length": "head_dim", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}  # fmt: skip
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_SOFTCAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_SETTINGS_OF = {
+    "phi3": _WINDOW, "gemma2": _WINDOW | _SOFTCAPS, "gemma3": _WINDOW,
+    "granite": {
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    },
 }  # fmt: skip
 _EPSILONS = "layer_norm_epsilon", "norm_epsilon"  # the names of one setting in transformers
 _FACTORS = "rope_freqs.weight"  # what frequencies of rotary positions are divided by (Llama 3)
@@ -83,14 +89,16 @@ def settings_of(contents: Contents) -> dict[str, Any]:
     """
     family_of(contents)
     values, tensors = contents.values, contents.tensors
-    prefix = values["general.architecture"] + "."
+    name = values["general.architecture"]
+    prefix = f"{name}."
+    names = _SETTINGS | _SETTINGS_OF.get(name, {})
     found = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
     options: dict[str, Any] = {
         "rope_theta": 10_000.0,
         "tie_word_embeddings": "output.weight" not in tensors,
         "pad_token_id": None,
     }
-    options |= {_SETTINGS[key]: found.pop(key) for key in _SETTINGS if key in found}
+    options |= {names[key]: found.pop(key) for key in names if key in found and not isinstance(found[key], list)}
     options |= dict.fromkeys(_EPSILONS, found.pop("attention.layer_norm_epsilon", 1e-5))
     if not {"hidden_size", "num_hidden_layers", "num_attention_heads"} <= options.keys():
         raise UnknownFileError("lacks settings")
@@ -102,6 +110,7 @@ def settings_of(contents: Contents) -> dict[str, Any]:
     options["query_pre_attn_scalar"] = options["head_dim"]
     options["attention_bias"], options["mlp_bias"] = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "ffn_up"))
     known = {"attention.value_length": options["head_dim"], "rope.scaling.type": "none"}
+    known["rope.scaling.original_context_length"] = options.get("max_position_embeddings")
     known |= {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
     strange = next((key for key, value in found.items() if value != known.get(key)), "")
     if size not in (None, options["head_dim"]):

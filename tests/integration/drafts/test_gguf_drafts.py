@@ -1,4 +1,4 @@
-"""Drafts in GGUF files in llama.cpp: the output equals plain decoding's, and acceptance equals that of the PyTorch draft."""
+"""Drafts in llama.cpp: the output equals plain decoding's, and acceptance equals that of the PyTorch draft."""
 
 import gc
 import json

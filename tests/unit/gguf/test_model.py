@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.gguf_files import write_family, write_lfm2
+from tests.support.gguf_files import finish, write_family, write_lfm2, writer
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.gguf.model import UnknownFileError, family_of, load_model
@@ -77,6 +77,8 @@ def test_factors_of_rotary_positions_are_those_of_llama_3(tmp_path: Path) -> Non
     [
         ({"rope_scaling_type": gguf.RopeScalingType.YARN}, "setting llama.rope.scaling.type"),
         ({"rope_scaling_factor": 2.0}, "setting llama.rope.scaling.factor"),
+        ({"sliding_window": 9}, "setting llama.attention.sliding_window"),
+        ({"head_count_kv": [2, 2]}, "setting llama.attention.head_count_kv"),
         ({"expert_count": 4}, "setting llama.expert_count"),
         ({"rope_dimension_count": 4, "key_length": 16}, "setting llama.rope.dimension_count"),
         ({"blk.0.ffn_gate_inp.weight": np.ones((4, 4), dtype=np.float32)}, "weights 'blk.0.ffn_gate_inp.weight'"),
@@ -102,3 +104,17 @@ def test_other_families_and_broken_files_are_refused(tmp_path: Path) -> None:
         broken.write_bytes(part)
         with pytest.raises(ValueError, match=message):
             load_model(Contents(broken))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_1", "F16", "BF16"])
+def test_weights_are_dequantized(kind: str, tmp_path: Path) -> None:
+    quantization, path = gguf.GGMLQuantizationType[kind], tmp_path / "m.gguf"
+    weight = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    file = writer(path)
+    data = gguf.quantize(weight, quantization)
+    file.add_tensor("first.weight", np.ones(5, dtype=np.float32))
+    file.add_tensor("a.weight", data, raw_dtype=quantization)
+    finish(file)
+    found = Contents(path).tensor("a.weight")
+    assert torch.equal(found, torch.from_numpy(gguf.dequantize(data, quantization)))
+    assert 0 < (found - torch.from_numpy(weight)).abs().max() < 0.2

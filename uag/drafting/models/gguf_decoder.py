@@ -69,7 +69,9 @@ def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
         if found is None:
             try:
                 found = decoder_of(load_model(contents), form)
-            except (UnknownFileError, ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:
+            except UnknownFileError as error:
+                return str(error)
+            except Exception as error:  # noqa: BLE001 - transformers may raise anything
                 return f"cannot be loaded by transformers ({' '.join(str(error).split())[:140]})"
             if isinstance(found, Decoder):
                 _decoders[key] = found

@@ -1,6 +1,7 @@
 """Draft passes of GGUF files in the kernels: the written model's distributions, without llama.cpp."""
 
 import gc
+import json
 import pickle
 import sys
 import weakref
@@ -16,6 +17,7 @@ from tests.support.calls import GREEDY, SAMPLED, assert_drafted, batch, compare,
 from tests.support.gguf_files import write_family, write_lfm2
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
+from tests.support.served import run_cli
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting.models import gguf_decoder
 from uag.drafting.models.gguf_decoder import GgufDecoderPasses, decoder_of_file
@@ -165,9 +167,15 @@ def test_a_file_without_a_tokenizer_needs_one(model: Any, path: Path, tmp_path: 
     assert_drafted(compare(model, batch(tokenizer) | GREEDY, assistant))
 
 
-def test_load_pair_takes_a_file(model: Any, path: Path, tmp_path: Path) -> None:
+def test_load_pair_and_the_command_line_take_a_file(
+    model: Any, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model.save_pretrained(tmp_path)
     small_tokenizer(TOKENIZER).save_pretrained(tmp_path)
     loaded = load_pair(str(tmp_path), str(path), device="cpu", dtype=torch.float32)
     assistant = uag.Assistant(loaded.draft, loaded.draft_tokenizer, loaded.target_tokenizer, num_candidate_tokens=4)
     assert_drafted(compare(loaded.target, batch(loaded.target_tokenizer) | GREEDY, assistant))
+    arguments = ["--target", str(tmp_path), "--draft", str(path), "-p", "The quick", "--max-new-tokens", "8", "--json"]
+    code, out, _ = run_cli(capsys, "generate", *arguments, "--device", "cpu")
+    assert code == 0
+    assert json.loads(out)["stats"]["draft_passes"] == "in one call, int8"
