@@ -8,6 +8,6 @@ from uag.gguf.model import UnknownFileError, load_model
 from uag.gguf.tokenizer import read_tokenizer
 
 __all__ = [
-    "MOST_SEQUENCES", "NUM_BATCH", "Cells", "GgufDraft", "UnknownFileError", "is_gguf_name", "is_installed", "load_model",
-    "read_file", "read_tokenizer",
+    "MOST_SEQUENCES", "NUM_BATCH", "Cells", "GgufDraft", "UnknownFileError", "is_gguf_name", "is_installed",
+    "load_model", "read_file", "read_tokenizer",
 ]  # fmt: skip
