@@ -20,13 +20,13 @@ from typing import Any
 import common
 import torch
 
-from uag.drafting import DraftRow, Passes
+from uag.drafting import Passes
 from uag.drafting.models.open_draft import open_passes
 from uag.gguf import GgufDraft
 from uag.hf.models import max_positions
 from uag.kernels import kernel
 from uag.loading import load_model
-from uag.projection import Feed, Node, link
+from uag.projection import DraftRow, Feed, Node, link
 
 WIDTHS = (1, 2, 4, 8)
 WEIGHTS = {"one call, int8": "int8", "one call, int4": "int4", "PyTorch": "model"}
@@ -109,7 +109,14 @@ def measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         for name in (READING, *arms):
             ms = {width: 1e3 * median(seconds[name, width]) for width in WIDTHS}
             ratio = {width: value / ms[1] for width, value in ms.items()}
-            yield {"context": context, "arm": name, "ms": ms, "of_reading": ms[1] / reading, "ratio": ratio}
+            yield {
+                "context": context,
+                "arm": name,
+                "dtype": arguments.dtype,
+                "ms": ms,
+                "of_reading": ms[1] / reading,
+                "ratio": ratio,
+            }
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ products with such weights. A token's logits depend neither on the other tokens 
 """
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
+from uag import forks
 from uag.hf.decoder import Attention, Block, Description, Linear, Norm
 from uag.kernels import kernel, steps
 from uag.kernels.decoder_cache import Cache
@@ -55,7 +55,7 @@ class Decoder:
         self._coded: dict[tuple[int, str], steps.CWeight] = {}
         self._angles: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tables = [block.attention.rotary for block in description.blocks]
-        self._num_angles, self._lock = 0, threading.Lock()
+        self._num_angles, self._lock = 0, forks.turn()
         blocks = description.blocks
         size, heads = description.embedding.shape[1], description.num_heads + 2 * description.num_kv_heads
         inner = max(block.mlp.up.weight.shape[0] for block in blocks)

@@ -22,7 +22,9 @@ def check_pair(num_rows: int, num_calls: int = 2, num_layers: int = 1) -> uag.As
     target, tokenizer = tiny_target("llama", num_hidden_layers=num_layers)
     draft, draft_tokenizer = twin(target, tokenizer)
     compiled, usual = (
-        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3, compile_draft=is_compiled)
+        uag.Assistant(
+            draft, draft_tokenizer, tokenizer, num_candidate_tokens=3, compile_draft=is_compiled, draft_weights="model"
+        )
         for is_compiled in (True, False)
     )
     texts = ["The quick brown fox", "One", "two three"][:num_rows]

@@ -42,8 +42,8 @@ from uag.projection import DraftRow, Feed, Node, link
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
 
 NEAR = 0.5
-"""Least acceptance of a copy of the target. It cannot draft the ids of the head that the tokenizer lacks, and weights in 8
-bits change some of the first choices of so small a model."""
+"""Least acceptance of a copy of the target. It cannot draft ids of the head that the tokenizer lacks, and weights in
+8 bits change some of the first choices of so small a model."""
 
 NAMES = ["llama", "gemma2", "gpt2", "phi", "qwen3"]
 

@@ -132,14 +132,14 @@ def test_models_with_states_are_left_to_pytorch(name: str) -> None:
     assert "keeps a state" in str(decoder_of(tiny_model(model_type, VOCAB_SIZE, **options), "int8"))
 
 
-class Halved(transformers.models.llama.modeling_llama.LlamaMLP):  # type: ignore[misc]
+class Halved(transformers.models.llama.modeling_llama.LlamaMLP):
     """An MLP whose modules do not show what it computes."""
 
     def forward(self, x: Any) -> Any:
         return 0.5 * super().forward(x)
 
 
-class Twice(transformers.LlamaForCausalLM):  # type: ignore[misc]
+class Twice(transformers.LlamaForCausalLM):
     """A model that changes its logits."""
 
     def forward(self, *arguments: Any, **options: Any) -> Any:

@@ -178,7 +178,9 @@ def test_two_threads_may_need_more_angles_at_once(monkeypatch: pytest.MonkeyPatc
     model = tiny_target("llama", max_position_embeddings=4 * MOST)[0]
     found, ids = Decoder(describe(model), "model"), [[5 + place % 90 for place in range(MOST + 90)]]
     expected = Decoder(describe(model), "model").run(Cache(found, 1), ids, 1)
-    compute, others, logits = found._compute_angles, [], []
+    compute = found._compute_angles
+    others: list[Thread] = []
+    logits: list[torch.Tensor] = []
 
     def computes(name: str, num: int) -> Any:
         if not others:
