@@ -81,7 +81,9 @@ def arms_of(model: Any, arguments: argparse.Namespace, context: int) -> dict[str
             print(f"{name}: {how}")
             del arms[name]
     if arguments.gguf and find_spec("llama_cpp"):
-        arms["llama.cpp"] = Arm(open_passes(GgufDraft(arguments.gguf, threads=arguments.threads)), context)
+        arms["llama.cpp"] = Arm(
+            open_passes(GgufDraft(arguments.gguf, threads=arguments.threads), weights="model"), context
+        )
     return arms
 
 

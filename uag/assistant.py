@@ -117,7 +117,8 @@ class Assistant:
             if isinstance(self.draft, str) and self.draft == COPY:
                 source = CopyPairing(weights)
             else:
-                source = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
+                with switched(options.own_kernels):  # they run a GGUF file, or llama.cpp does
+                    source = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
         looks_up = options.prompt_lookup and options.num_candidate_tokens is None and self._drafter is None
         optional = OptionalSources(looks_up, self.memory)
         lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)

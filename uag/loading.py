@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from uag import forks
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
-from uag.gguf import GgufDraft, is_gguf_name
+from uag.gguf import GgufDraft, is_gguf_name, is_installed
 from uag.hf.decoder import COPY
 from uag.hf.devices import accelerator
 
@@ -94,12 +94,13 @@ def load_pair(
 def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> Any:
     """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, any other as `load_model` does.
 
-    A GGUF file runs on the GPU if there is one.
+    llama.cpp, if it is installed, runs a file on the GPU if there is one.
     """
     if name == COPY:
         return name
     if is_gguf_name(name):
-        return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
+        is_on_gpu = _device(device).type != "cpu" and is_installed()
+        return GgufDraft(name, gpu_layers=-1 if is_on_gpu else 0)
     return load_model(name, dtype=dtype, device=device, role="draft")
 
 

@@ -171,13 +171,19 @@ def _write(
 
     file = writer(path, architecture)
     for name, value in settings.items():
-        getattr(file, f"add_{name}")(value)
+        if isinstance(value, np.ndarray):
+            file.add_tensor(name, value)
+        else:
+            getattr(file, f"add_{name}")(value)
     file.add_file_type(0)
     head_size = model.lm_head.weight.shape[0]
     file.add_vocab_size(head_size)
     add_tokenizer(file, tokenizer, pre, head_size=head_size, **options)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], settings["block_count"])
+    embedding = model.get_input_embeddings().weight
     for theirs, weight in model.state_dict().items():
+        if theirs == "lm_head.weight" and weight.data_ptr() == embedding.data_ptr():
+            continue  # a tied head
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
         file.add_tensor(name, np.ascontiguousarray(changed(name, weight.detach().float().numpy())))
     finish(file)
@@ -188,3 +194,43 @@ def _interleaved(weight: Any, num_heads: int) -> Any:
     """Reorder the rows of each head as in the original Llama, which interleaves its two halves."""
     rows, columns = weight.shape
     return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def write_family(path: Path, architecture: str, model: Any, tokenizer: Any, pre: str = "gpt-2", **more: Any) -> Path:
+    """Write a decoder of a family as llama.cpp's converter writes it, with `more` settings."""
+    config, adders = model.config, {}
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    settings = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "head_count": config.num_attention_heads,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+    }
+    if architecture != "gpt2":
+        of_layers = config.rope_parameters.get("full_attention", config.rope_parameters)
+        adders = {"rope_freq_base": float(of_layers["rope_theta"]), "head_count_kv": config.num_key_value_heads}
+    if architecture in ("qwen3", "gemma", "gemma2", "gemma3"):
+        adders |= {"key_length": head_dim, "value_length": head_dim}
+    elif architecture != "gpt2":
+        adders["rope_dimension_count"] = head_dim
+    epsilon = next(name for name in ("rms_norm_eps", "norm_epsilon", "layer_norm_epsilon") if hasattr(config, name))
+    adders["layer_norm_rms_eps" if epsilon == "rms_norm_eps" else "layer_norm_eps"] = getattr(config, epsilon)
+    if architecture in ("phi3", "gemma2", "gemma3"):
+        adders["sliding_window"] = config.sliding_window
+    if architecture == "gemma2":
+        adders["attn_logit_softcapping"] = config.attn_logit_softcapping
+        adders["final_logit_softcapping"] = config.final_logit_softcapping
+    if architecture == "granite":
+        adders |= {"attention_scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
+        adders |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
+
+    def changed(name: str, weight: Any) -> Any:
+        if architecture in ("llama", "smollm3", "granite") and ("attn_q" in name or "attn_k" in name):
+            heads = config.num_attention_heads if "attn_q" in name else config.num_key_value_heads
+            return _interleaved(weight, heads)
+        if "gemma" in architecture and name.endswith("norm.weight"):
+            return weight + 1
+        return weight.T if architecture == "gpt2" and name.startswith("blk.") and weight.ndim == 2 else weight
+
+    return _write(path, architecture, model, tokenizer, pre, settings | adders | more, changed)

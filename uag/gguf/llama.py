@@ -21,6 +21,15 @@ class LlamaError(UagError, RuntimeError):
     """A call of llama.cpp failed."""
 
 
+def is_installed() -> bool:
+    """Whether llama-cpp-python can be imported."""
+    try:
+        library()
+    except UnsupportedError:
+        return False
+    return True
+
+
 @lru_cache(maxsize=1)
 def library() -> Any:
     """Return llama-cpp-python's module of low-level functions.
@@ -32,7 +41,7 @@ def library() -> Any:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
         raise UnsupportedError(
-            f"A GGUF draft needs llama-cpp-python, which cannot be imported ({error}). Install it with "
+            f"This GGUF draft needs llama-cpp-python, which cannot be imported ({error}). Install it with "
             "pip install llama-cpp-python (it is built from source: see docs/gguf.md)."
         ) from error
     _install_callback(llama_cpp)

@@ -254,7 +254,8 @@ class Decoder:
             past=None if cache.past is None else ctypes.addressof(cache.past), cache=cache.tensor.data_ptr(),
             logits=logits.data_ptr(), num_sequences=len(ids), heads=self._num_heads, kv_heads=kv_heads, dim=dim,
             capacity=cache.tensor.shape[4], cache_type=TYPES[cache.tensor.dtype], level=kernel._level,
-            threads=torch.get_num_threads(), **{name: ctypes.addressof(array) for name, array in arrays.items()},
+            threads=cache.num_threads or torch.get_num_threads(),
+            **{name: ctypes.addressof(array) for name, array in arrays.items()},
         )  # fmt: skip
         job.buffers[:], job.sizes[:] = [buffer.data_ptr() for buffer in buffers], self.sizes
         if kernel._library.rows_pass(ctypes.byref(job)):

@@ -24,10 +24,12 @@ class Cache:
         lengths: the tokens of each sequence; lower one to remove its last tokens.
         bases: the position of each sequence's first token.
         past: where the keys and values of the tokens before it are, for each layer; see `read`.
+        num_threads: threads of a pass; None for PyTorch's number.
         tensor: [layers, 2, sequences, kv_heads, capacity, head_dim].
     """
 
-    def __init__(self, decoder: "Decoder", num_sequences: int) -> None:
+    def __init__(self, decoder: "Decoder", num_sequences: int, num_threads: int | None = None) -> None:
+        self.num_threads = num_threads
         layers, kv_heads, dim = decoder.shape
         self.lengths = [0] * num_sequences
         self.bases = [0] * num_sequences

@@ -1,4 +1,4 @@
-"""Drafts in GGUF files: the output equals plain decoding's, and acceptance equals that of the PyTorch draft."""
+"""Drafts in llama.cpp: the output equals plain decoding's, and acceptance equals that of the PyTorch draft."""
 
 import gc
 import json
@@ -26,6 +26,8 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extr
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.8, "top_k": 0}
+IN_LLAMA: dict[str, Any] = {"draft_weights": "model"}
+"""The file's own weights are read by llama.cpp."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def target_path(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def assistant(pair: Pair, draft_path: Path) -> uag.Assistant:
-    return uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)
+    return uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4, **IN_LLAMA)
 
 
 def inputs(pair: Pair, num_rows: int = 1, num_characters: int = 120) -> dict[str, torch.Tensor]:
@@ -77,7 +79,7 @@ def test_as_many_are_accepted_as_with_the_same_weights_in_pytorch(pair: Pair, as
 
 
 def test_a_shared_vocabulary_is_found_and_its_own_draft_is_always_right(pair: Pair, target_path: Path) -> None:
-    assistant = uag.Assistant(str(target_path), tokenizer=pair.target_tokenizer, num_candidate_tokens=4)
+    assistant = uag.Assistant(str(target_path), tokenizer=pair.target_tokenizer, num_candidate_tokens=4, **IN_LLAMA)
     stats = compare(pair.target, inputs(pair) | GREEDY, assistant)
     assert stats.strategy == "shared-vocabulary"
     assert stats.acceptance_rate == 1.0
@@ -85,7 +87,7 @@ def test_a_shared_vocabulary_is_found_and_its_own_draft_is_always_right(pair: Pa
 
 def test_a_draft_with_another_tokenizer_needs_only_the_file(pair: Pair, target_path: Path) -> None:
     prompt = torch.tensor([pair.draft_tokenizer("def add(a, b):\n    return")["input_ids"]])
-    assistant = uag.Assistant(str(target_path), tokenizer=pair.draft_tokenizer, num_candidate_tokens=4)
+    assistant = uag.Assistant(str(target_path), tokenizer=pair.draft_tokenizer, num_candidate_tokens=4, **IN_LLAMA)
     stats = compare(pair.draft, {"input_ids": prompt} | GREEDY, assistant)
     assert stats.strategy == "cross-tokenizer"
     assert_drafted(stats)
@@ -93,7 +95,8 @@ def test_a_draft_with_another_tokenizer_needs_only_the_file(pair: Pair, target_p
 
 def test_a_context_is_windowed(pair: Pair, draft_path: Path) -> None:
     draft = uag.GgufDraft(draft_path, context=32, threads=1)
-    assistant = uag.Assistant(draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)
+    tokenizers = pair.draft_tokenizer, pair.target_tokenizer
+    assistant = uag.Assistant(draft, *tokenizers, num_candidate_tokens=4, **IN_LLAMA)
     given = inputs(pair, num_characters=600) | GREEDY | {"max_new_tokens": 60}
     assert given["input_ids"].shape[1] > 32
     assert compare(pair.target, given, assistant).num_accepted_tokens > 0
@@ -138,7 +141,7 @@ def test_a_broken_file_is_refused_before_any_work(
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(draft_path.read_bytes()[:500_000])
     with pytest.raises(UnsupportedError, match=r"llama\.cpp cannot read .*not within the file"):
-        uag.Assistant(cut, pair.draft_tokenizer, pair.target_tokenizer)
+        uag.Assistant(cut, pair.draft_tokenizer, pair.target_tokenizer, **IN_LLAMA)
     with pytest.raises(UnsupportedError, match="compile_draft=True does not work"):
         uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, compile_draft=True)
     # With `install`, the target generates even if the draft cannot draft.
@@ -154,7 +157,9 @@ def test_a_broken_file_is_refused_before_any_work(
 def test_calls_leave_no_memory_behind(pair: Pair, draft_path: Path) -> None:
     """Thirty calls alternate between one row and two, so that each creates a new cache."""
     psutil = pytest.importorskip("psutil", reason="memory is read with psutil")
-    assistant = uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=2)
+    assistant = uag.Assistant(
+        draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=2, **IN_LLAMA
+    )
     options = GREEDY | {"max_new_tokens": 3}  # the last two can be drafted
     sizes = []
     for number in range(30):

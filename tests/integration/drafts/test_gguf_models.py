@@ -1,4 +1,4 @@
-"""Kinds of models in GGUF files: exact rollback, acceptance, and output equal to plain decoding."""
+"""Kinds of models in GGUF files in llama.cpp: exact rollback, acceptance, and output equal to plain decoding."""
 
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_distributions_after_rollbacks_are_pytorchs(
 ) -> None:
     """With 40 cells, the cache has to grow. Copies that are not in use hold no cells."""
     monkeypatch.setattr("uag.drafting.models.gguf._FIRST_CELLS", num_cells)
-    passes: Any = open_passes(GgufDraft(path))
+    passes: Any = open_passes(GgufDraft(path), weights="model")
     check_rollbacks(passes, model, 60, 5e-3)  # llama.cpp keeps keys and values in half precision
     last_position = partial(passes._cells._llama.llama_memory_seq_pos_max, passes._cells._memory)
     assert {last_position(sequence) for sequence in passes._spare} <= {-1}
@@ -49,7 +49,9 @@ def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(model: Any, pa
     if model.config.model_type == "mamba":
         pytest.skip("falls back to plain decoding as a target")
     tokenizer = small_tokenizer("byte_level_llama3")
-    assistant = uag.Assistant(path, tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False)
+    assistant = uag.Assistant(
+        path, tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False, draft_weights="model"
+    )
     for options in (GREEDY, SAMPLED):
         stats = compare(model, batch(tokenizer) | options, assistant)
         assert stats.num_accepted_tokens >= 0.9 * stats.num_candidate_tokens > 0
@@ -58,7 +60,9 @@ def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(model: Any, pa
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED])
 def test_a_batch_equals_plain_decoding_in_two_calls(options: dict[str, Any], path: Path) -> None:
     target, tokenizer, _, _ = pair()
-    assistant = uag.Assistant(path, small_tokenizer("byte_level_llama3"), tokenizer, num_candidate_tokens=4)
+    assistant = uag.Assistant(
+        path, small_tokenizer("byte_level_llama3"), tokenizer, num_candidate_tokens=4, draft_weights="model"
+    )
     for num_rows in (3, 1):
         stats = compare(target, batch(tokenizer, num_rows) | options, assistant)
         assert stats.num_candidate_tokens > 0

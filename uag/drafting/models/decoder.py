@@ -32,7 +32,7 @@ _LEAST_SHARED = {"int8": 0.9, "int4": 0.6}
 """Least probability mass that the copy must share with the model's own weights, on ids without a meaning, which share
 less than text. Measured on text: 0.96 with int8 (SmolLM2-135M)."""
 
-_MOST_KEPT = 1 << 26
+MOST_KEPT = 1 << 26
 """Bytes of the largest cache that is kept for the next call."""
 
 _NUM_SAMPLED = 8
@@ -76,7 +76,7 @@ class DecoderPasses(TorchPasses):
     def _free(self, *, has_failed: bool) -> None:
         if self._decoder is None:
             super()._free(has_failed=has_failed)
-        elif has_failed or (self._cache is not None and self._cache.tensor.nbytes > _MOST_KEPT):
+        elif has_failed or (self._cache is not None and self._cache.tensor.nbytes > MOST_KEPT):
             self._cache = None
 
     def _cut(self, row: int, length: int) -> int:

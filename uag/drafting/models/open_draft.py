@@ -9,6 +9,7 @@ from uag.adapters import TokenizerAdapter
 from uag.drafting.models.base import Passes
 from uag.drafting.models.decoder import DecoderPasses
 from uag.drafting.models.gguf import GgufPasses
+from uag.drafting.models.gguf_decoder import GgufDecoderPasses, decoder_of_file
 from uag.drafting.models.torch_model import TorchPasses
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
@@ -30,10 +31,16 @@ def open_passes(
         return DecoderPasses(draft, num_ids, weights, is_static=is_static)
     if compile_draft:
         raise UnsupportedError(
-            f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "
-            "PyTorch. Remove the option."
+            f"compile_draft=True does not work with the draft {draft.path.name!r}: PyTorch does not run it. Remove the "
+            "option."
         )
-    return GgufPasses(draft, num_ids)
+    decoder = decoder_of_file(draft, weights)
+    if not isinstance(decoder, str):
+        return GgufDecoderPasses(draft, decoder, num_ids)
+    draft.check_in_llama(decoder)
+    passes = GgufPasses(draft, num_ids)
+    passes.counts.passes = f"in llama.cpp: the file {decoder}"
+    return passes
 
 
 def is_encoder_decoder(draft: Any) -> bool:
