@@ -109,8 +109,8 @@ def _is_generate(code: Any) -> bool:
 
 def check() -> None:
     """Raise a `CompatibilityError` if a call's streamer could not be found."""
-    code = getattr(inspect.unwrap(original_generate(GenerationMixin)), "__code__", None)
-    if code is not None and not _is_generate(code):
+    generate = inspect.unwrap(original_generate(GenerationMixin))
+    if generate.__module__.startswith("transformers.") and not _is_generate(generate.__code__):
         raise CompatibilityError(
             "GenerationMixin.generate lacks its parameter streamer= or custom_generate=, which uag needs. Install a "
             "release of transformers that uag supports."
