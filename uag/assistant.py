@@ -115,8 +115,9 @@ class Assistant:
             weights, is_compiled = options.draft_weights, options.compile_draft
             tokenizers = self.tokenizer, self.draft_tokenizer
             if isinstance(self.draft, str) and self.draft == COPY:
-                source = CopyPairing(weights)
+                source = CopyPairing(weights or "int4")
             else:
+                weights = weights or "int8"
                 with switched(options.own_kernels):  # they run a GGUF file, or llama.cpp does
                     source = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
         looks_up = options.prompt_lookup and options.num_candidate_tokens is None and self._drafter is None

@@ -33,7 +33,7 @@ _RULES: dict[str, _Rule] = {
     "num_candidate_tokens": (lambda v: v is None or is_whole(v, 1), "a whole number of 1 or more, or None"),
     "min_confidence": (lambda v: isinstance(v, int | float) and 0.0 <= v <= 1.0, "a number from 0 to 1"),
     "generator": (_is_generator, "a torch.Generator, or None for the device's default"),
-    "draft_weights": (lambda v: v in _WEIGHTS, f"one of {', '.join(map(repr, _WEIGHTS))}"),
+    "draft_weights": (lambda v: v is None or v in _WEIGHTS, f"one of {', '.join(map(repr, _WEIGHTS))}, or None"),
     "sampling": (lambda v: v in _SAMPLING, f"one of {', '.join(map(repr, _SAMPLING))}"),
 }
 """For options that are not switches: a check of the value, and a description of valid values."""
@@ -54,7 +54,8 @@ class Options:
         compile_draft: run the draft's passes through `torch.compile`, which takes long at first. On a GPU, they are
             otherwise recorded as graphs, without compiling (docs/gpu.md).
         draft_weights: the weights of a draft on a CPU: "int8" or "int4", a copy of this size whose passes run in one
-            call of the kernels, where they can; or "model", as they are. The output is the same.
+            call of the kernels, where they can; or "model", as they are. None for "int8", and "int4" for a target's own
+            copy. The output is the same.
         generator: generator to sample from; None for the device's default.
         sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
             sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).
@@ -76,7 +77,7 @@ class Options:
     min_confidence: float = 0.0
     prompt_lookup: bool = True
     compile_draft: bool = False
-    draft_weights: str = "int8"
+    draft_weights: str | None = None
     generator: "torch.Generator | None" = None
     sampling: str = "shared-noise"
     trust_changes: bool = False

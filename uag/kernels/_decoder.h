@@ -270,6 +270,7 @@ static void code_block(const void *job, int64_t i) {
     }
     free(x);
 }
+int64_t rows_layout(void) { return (int64_t)sizeof(Pass) << 20 | sizeof(Step); } /* which Python compares with its own */
 int64_t rows_coded_size(int64_t num_out, int64_t num_in, int type, int level) { /* bytes of a weight's codes */
     Weight w = {0, 0, 0, num_out, num_in, type};
     return blocks(num_out, coders[level]->lanes) * block_size(&w, coders[level]->lanes);

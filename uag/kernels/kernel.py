@@ -23,6 +23,8 @@ from typing import Any, ParamSpec
 
 import torch
 
+from uag.kernels import steps
+
 _P = ParamSpec("_P")
 
 _FEWEST_FOR_THREADS = 1 << 16
@@ -65,12 +67,14 @@ def _load() -> tuple[Any, int, str]:
         library = ctypes.CDLL(str(path))
         # This finds functions of the libraries that PyTorch depends on: of its own OpenMP, whichever it is.
         pytorch = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / name))
+        library.rows_layout.restype = library.rows_coded_size.restype = ctypes.c_int64
+        if library.rows_layout() != ctypes.sizeof(steps.CPass) << 20 | ctypes.sizeof(steps.CStep):
+            return None, 0, ""  # it was built from another version of uag
         library.rows_use(*(ctypes.cast(getattr(pytorch, function), ctypes.c_void_p) for function in openmp))
-    except (OSError, AttributeError):  # PyTorch was built without OpenMP
+    except (OSError, AttributeError):  # PyTorch was built without OpenMP, or the library from an older version
         return None, 0, ""
     for function in ("linear", "conv1d", "attention", "experts", "gate"):
         getattr(library, f"rows_{function}").argtypes = [ctypes.c_char_p]
-    library.rows_coded_size.restype = ctypes.c_int64
     level = min(library.rows_level(), most)
     names = ("", "NEON") if platform.machine().lower() in ("arm64", "aarch64") else ("", "AVX2", "AVX512", "AVX512")
     return library, level, names[level]

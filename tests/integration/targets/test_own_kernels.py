@@ -56,7 +56,8 @@ def test_the_draft_and_calls_without_one_take_it_too(taken: list[int]) -> None:
     compare(target, given, uag.Assistant(None))
     num_plain = len(taken)
     assert num_plain
-    assert compare(target, given, uag.Assistant(draft, num_candidate_tokens=3)).num_draft_forwards
+    assistant = uag.Assistant(draft, num_candidate_tokens=3, draft_weights="model")
+    assert compare(target, given, assistant).num_draft_forwards
     assert len(taken) > 2 * num_plain
     assert not any("forward" in vars(layer) for layer in draft.modules())
 
@@ -66,7 +67,8 @@ def test_the_draft_and_calls_without_one_take_it_too(taken: list[int]) -> None:
 def test_in_half_precision_target_and_draft_take_it(num_rows: int, dtype: torch.dtype, taken: list[int]) -> None:
     target, draft = (copy.deepcopy(model("llama", seed=seed)).to(dtype) for seed in (0, 1))
     given = left_padded((PROMPTS * num_rows)[:num_rows]) | GREEDY
-    reference, assistant = uag.Assistant(None), uag.Assistant(draft, num_candidate_tokens=3)
+    reference = uag.Assistant(None)
+    assistant = uag.Assistant(draft, num_candidate_tokens=3, draft_weights="model")
     expected = reference.generate(target, **given)
     num_plain = len(taken)
     assert assistant.generate(target, **given).equal(expected)
