@@ -24,17 +24,16 @@ from typing import Any, ParamSpec
 import torch
 
 from uag.kernels import steps
+from uag.kernels.steps import TYPES
 
 _P = ParamSpec("_P")
 
 _FEWEST_FOR_THREADS = 1 << 16
-"""Smallest number of products of two numbers that threads share. Increase to wake threads less often; decrease to share
-less work."""
+"""Smallest number of products of two numbers that threads share: waking them takes longer than fewer."""
 
 _FEWEST_GATES_FOR_THREADS = 1 << 14
 """Smallest number of values of a gate that threads share, with the same trade."""
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _IS_KEPT = -1  # the type of boolean masks
 
 _SHARE = 2 * math.sqrt(2 / math.pi)
@@ -69,9 +68,9 @@ def _load() -> tuple[Any, int, str]:
         pytorch = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / name))
         library.rows_layout.restype = library.rows_coded_size.restype = ctypes.c_int64
         if library.rows_layout() != ctypes.sizeof(steps.CPass) << 20 | ctypes.sizeof(steps.CStep):
-            return None, 0, ""  # it was built from another version of uag
+            raise OSError  # it was built from another version of uag
         library.rows_use(*(ctypes.cast(getattr(pytorch, function), ctypes.c_void_p) for function in openmp))
-    except (OSError, AttributeError):  # PyTorch was built without OpenMP, or the library from an older version
+    except (OSError, AttributeError):  # PyTorch was built without OpenMP, or this from an older version
         return None, 0, ""
     for function in ("linear", "conv1d", "attention", "experts", "gate"):
         getattr(library, f"rows_{function}").argtypes = [ctypes.c_char_p]
@@ -132,7 +131,7 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 
     False for the imaginary parts of conjugates, whose signs turn when they are read.
     """
-    return tensor.is_cpu and tensor.dtype in _TYPES and not tensor.is_neg()
+    return tensor.is_cpu and tensor.dtype in TYPES and not tensor.is_neg()
 
 
 @_or_none
@@ -182,7 +181,7 @@ def _product(
         function,
         _PRODUCT(
             x.data_ptr(), weight.data_ptr(), bias_data, y.data_ptr(),
-            num_rows, num_in, num_out, num_in, _TYPES[dtype], _level, num_threads,
+            num_rows, num_in, num_out, num_in, TYPES[dtype], _level, num_threads,
         ),
     )  # fmt: skip
     return y
@@ -233,7 +232,7 @@ def attention(
         if mask.shape[-1:] != (keys,) or (mask.stride(-1) != 1 and keys > 1):
             mask = mask.expand(*mask.shape[:-1], keys).contiguous()
         mask_strides = mask.expand(batch, heads, rows, keys).stride()[:3]
-        mask_data, mask_type = mask.data_ptr(), _TYPES.get(mask.dtype, _IS_KEPT)
+        mask_data, mask_type = mask.data_ptr(), TYPES.get(mask.dtype, _IS_KEPT)
     sinks_data = 0
     if sinks is not None:
         if sinks.shape != (heads,) or not _is_readable(sinks):
@@ -250,7 +249,7 @@ def attention(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), mask_data, sinks_data, out.data_ptr(),
             batch, heads, kv_heads, rows, keys, size, value_size,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *mask_strides,
-            size**-0.5 if scale is None else scale, softcap or 0.0, mask_type, _TYPES[query.dtype], _level, num_threads,
+            size**-0.5 if scale is None else scale, softcap or 0.0, mask_type, TYPES[query.dtype], _level, num_threads,
         ),
     )  # fmt: skip
     return out
@@ -290,7 +289,7 @@ def experts(
         "rows_experts",
         _EXPERTS(
             x.data_ptr(), gate_up.data_ptr(), down.data_ptr(), chosen.data_ptr(), shares.data_ptr(), out.data_ptr(),
-            rows, chosen.shape[1], hidden, inner, num_experts, _TYPES[x.dtype], _level, torch.get_num_threads(),
+            rows, chosen.shape[1], hidden, inner, num_experts, TYPES[x.dtype], _level, torch.get_num_threads(),
         ),
     )  # fmt: skip
     return out if is_done else None
@@ -308,7 +307,7 @@ def gate(x: torch.Tensor, kind: str) -> torch.Tensor | None:
     _run(
         "rows_gate",
         _GATE(
-            x.data_ptr(), y.data_ptr(), x.numel(), first, third, number, _TYPES[x.dtype], _level, num_threads
+            x.data_ptr(), y.data_ptr(), x.numel(), first, third, number, TYPES[x.dtype], _level, num_threads
         ),
     )  # fmt: skip
     return y

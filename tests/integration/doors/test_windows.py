@@ -97,7 +97,7 @@ def test_calls_batches_the_memorys_file_and_every_door(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "shows"),
     [
-        (["demo", "--num-prompts", "1", "--max-new-tokens", "4", "--trials", "1"], "all outputs equal"),
+        (["demo", "--num-prompts", "1", "--max-new-tokens", "4", "--trials", "1"], "drafted and accepted"),
         (["generate", *SMALL, "--prompt", TEXT], "\\u65e5\\u672c"),
         (["generate", *SMALL, "--prompt", TEXT, "--json"], ""),
         (

@@ -74,7 +74,8 @@ def test_keys_of_another_cache_give_the_same_logits_as_own_ones(name: str) -> No
     behind.bases = [0, len(ids) - 4]
     assert behind.read(caches.self_attention_layers(cache), [-1, 0])
     found = decoder.run(behind, [[], ids[-4:]], 4)
-    assert (found - expected).abs().max() < 5e-3 * expected.std()  # keys are float16 in the pass's own cache
+    # Keys are float16 in the pass's own cache. One slot further, the difference would be above 0.1.
+    assert (found - expected).square().mean().sqrt() < 5e-3 * expected.std()
 
 
 def test_rows_of_a_prompt_and_other_sources() -> None:
@@ -93,7 +94,7 @@ def test_a_static_cache() -> None:
 
 def test_changed_weights_are_copied_again() -> None:
     target, tokenizer = tiny_target("llama")
-    assistant, given = copying(tokenizer), batch(tokenizer, 1) | GREEDY
+    assistant, given = copying(tokenizer, draft_weights="int8"), batch(tokenizer, 1) | GREEDY
     compare(target, given, assistant)
     with torch.no_grad():
         target.lm_head.weight.copy_(target.lm_head.weight.flip(0))
@@ -102,8 +103,8 @@ def test_changed_weights_are_copied_again() -> None:
 
 
 def test_targets_without_a_copy_are_refused_with_the_reason() -> None:
-    target, tokenizer = tiny_target("mamba")
-    with pytest.raises(PairError, match="cannot draft for itself: it keeps a state"):
+    target, tokenizer = tiny_target("falcon")
+    with pytest.raises(PairError, match="cannot draft for itself: it has no self_attn"):
         copying(tokenizer).generate(target, **batch(tokenizer) | GREEDY)
     target, tokenizer = tiny_target("llama")
     adapted = peft.get_peft_model(target, peft.LoraConfig(target_modules=["q_proj"]))

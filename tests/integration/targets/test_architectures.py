@@ -119,8 +119,8 @@ def test_rows_in_lockstep_and_their_records(name: str) -> None:
 def test_every_architecture_as_the_draft_of_itself(name: str, num_rows: int) -> None:
     """Its cache, positions and masks must reproduce the target's choices, even after rejected candidates."""
     target, tokenizer, _, _ = models(name)
-    own = {"num_candidate_tokens": 3, "draft_weights": "model"}
-    assistant = uag.Assistant(target, tokenizer, tokenizer, **own)
+    own = uag.Options(num_candidate_tokens=3, draft_weights="model")
+    assistant = uag.Assistant(target, tokenizer, tokenizer, options=own)
     ids = assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=NEW, do_sample=False)
     assert ids.tolist() == plain(name, num_rows).tolist()
     stats = assistant.stats
