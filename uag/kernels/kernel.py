@@ -23,8 +23,7 @@ from typing import Any, ParamSpec
 
 import torch
 
-from uag.kernels import steps
-from uag.kernels.steps import TYPES
+from uag.kernels.steps import TYPES, CPass, CStep
 
 _P = ParamSpec("_P")
 
@@ -67,7 +66,7 @@ def _load() -> tuple[Any, int, str]:
         # This finds functions of the libraries that PyTorch depends on: of its own OpenMP, whichever it is.
         pytorch = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / name))
         library.rows_layout.restype = library.rows_coded_size.restype = ctypes.c_int64
-        if library.rows_layout() != ctypes.sizeof(steps.CPass) << 20 | ctypes.sizeof(steps.CStep):
+        if library.rows_layout() != ctypes.sizeof(CPass) << 20 | ctypes.sizeof(CStep):
             raise OSError  # it was built from another version of uag
         library.rows_use(*(ctypes.cast(getattr(pytorch, function), ctypes.c_void_p) for function in openmp))
     except (OSError, AttributeError):  # PyTorch was built without OpenMP, or this from an older version
