@@ -17,9 +17,6 @@ from uag.kernels import kernel, steps
 from uag.kernels.decoder_cache import Cache
 from uag.kernels.steps import TYPES
 
-WEIGHTS = ("int8", "int4", "model")
-"""The forms of weights: codes of 8 or 4 bits, or the model's own, read in place."""
-
 _CODED = {"int8": 4, "int4": 5}
 _FIRST_POSITIONS = 512
 """Positions whose angles are computed at first; they double when a text is longer."""
@@ -34,7 +31,7 @@ class Decoder:
 
     Args:
         description: what the decoder computes.
-        weights: one of `WEIGHTS`.
+        weights: their form: "int8" or "int4", or "model" for the model's own, read in place.
 
     Attributes:
         num_bytes: bytes that the codes take; 0 with the model's own weights.

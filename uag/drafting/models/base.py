@@ -9,6 +9,7 @@ import torch
 
 from uag.drafting.drafter import Counts
 from uag.errors import UagError
+from uag.kernels import Cache, Decoder
 from uag.lookahead import clock
 from uag.projection import Feed, HasPath, Node
 
@@ -123,6 +124,15 @@ class Passes(ABC):
     @abstractmethod
     def _free(self, *, has_failed: bool) -> None:
         """Free what was computed for these rows; the cache may be kept for the next call, but not after a failure."""
+
+    def _run_decoder(self, decoder: Decoder, cache: Cache, nodes: Mapping[int, list[Node]]) -> None:
+        """Append tokens to a decoder's cache, and set the distributions of each row's last ones."""
+        size = decoder.num_ids
+        rows = [nodes.get(row, []) for row in range(len(self.rows))]
+        ids = [[node.draft_id if node.draft_id < size else 0 for node in of_row] for of_row in rows]
+        logits = decoder.run(cache, ids, KEPT_POSITIONS)
+        kept = [node for of_row in rows for node in of_row[-KEPT_POSITIONS:]]
+        self._set_distributions(logits, zip(kept, range(len(kept)), strict=True))
 
     def _set_distributions(self, logits: torch.Tensor, places: Iterable[tuple[Node, int]]) -> bool:
         """Set the distributions of nodes, each with its token's index in `logits` [num_tokens, vocab_size].

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from uag import forks
-from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.torch_model import TorchPasses
 from uag.hf import models
 from uag.hf.decoder import Description, UndescribedError, describe
@@ -89,14 +88,7 @@ class DecoderPasses(TorchPasses):
         if self._decoder is None or self._cache is None:
             super()._run(nodes)
             return
-        num_ids = self._decoder.num_ids
-        ids = [
-            [node.draft_id if node.draft_id < num_ids else 0 for node in nodes.get(row, ())]
-            for row in range(len(self.rows))
-        ]
-        logits = self._decoder.run(self._cache, ids, KEPT_POSITIONS)
-        kept = [node for row in sorted(nodes) for node in nodes[row][-KEPT_POSITIONS:]]
-        self._set_distributions(logits, zip(kept, range(len(kept)), strict=True))
+        self._run_decoder(self._decoder, self._cache, nodes)
 
 
 def decoder_of(model: Any, form: str) -> Decoder | str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from uag import forks
 from uag.drafting.drafter import Counts
-from uag.drafting.models.base import KEPT_POSITIONS, Passes
+from uag.drafting.models.base import Passes
 from uag.drafting.models.decoder import MOST_KEPT, decoder_of
 from uag.gguf import GgufDraft, UnknownFileError, load_model
 from uag.kernels import Cache, Decoder, OwnKernels
@@ -42,12 +42,7 @@ class GgufDecoderPasses(Passes):
         return self._cache.lengths[row]
 
     def _run(self, nodes: Mapping[int, list[Node]]) -> None:
-        size = self._decoder.num_ids
-        rows = [nodes.get(row, ()) for row in range(len(self.rows))]
-        ids = [[node.draft_id if node.draft_id < size else 0 for node in of_row] for of_row in rows]
-        logits = self._decoder.run(self._cache, ids, KEPT_POSITIONS)
-        kept = [node for of_row in rows for node in of_row[-KEPT_POSITIONS:]]
-        self._set_distributions(logits, zip(kept, range(len(kept)), strict=True))
+        self._run_decoder(self._decoder, self._cache, nodes)
 
     def _free(self, *, has_failed: bool) -> None:
         if has_failed or self._cache.tensor.nbytes > MOST_KEPT:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.models.base import KEPT_POSITIONS, Passes
+from uag.drafting.models.base import Passes
 from uag.drafting.models.decoder import decoder_of
 from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.rows import RowMaker, SharedRow
@@ -70,10 +70,7 @@ class CopyPasses(Passes):
         return min(length, base + self._cache.lengths[row])
 
     def _run(self, nodes: Mapping[int, list[Node]]) -> None:
-        ids = [[node.draft_id for node in nodes.get(row, ())] for row in range(len(self.rows))]
-        logits = self._decoder.run(self._cache, ids, KEPT_POSITIONS)
-        kept = [node for row in sorted(nodes) for node in nodes[row][-KEPT_POSITIONS:]]
-        self._set_distributions(logits, zip(kept, range(len(kept)), strict=True))
+        self._run_decoder(self._decoder, self._cache, nodes)
 
     def _free(self, *, has_failed: bool) -> None:  # noqa: ARG002 - the cache is small
         self._cache = Cache(self._decoder, 0)
