@@ -78,3 +78,8 @@ def test_options_of_a_benchmark_are_those_of_its_assistants() -> None:
     assert uag.Assistant(None, options=options).options.draft_independent
     with pytest.raises(OptionError, match="draft_independent=True promises"):
         replace(options, sampling="rejection")
+
+
+def test_the_draft_weights_of_an_assistant_are_named_if_they_are_unknown() -> None:
+    with pytest.raises(OptionError, match="draft_weights='int2' must be one of 'int8', 'int4', 'model', or None"):
+        uag.Assistant(None, draft_weights="int2")
