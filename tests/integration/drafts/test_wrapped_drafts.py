@@ -39,9 +39,13 @@ pytestmark = pytest.mark.usefixtures("few_compilations")
 
 
 def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:
-    """Draft with a model, assert that the output is the target's, and return each call's candidates and accepted."""
+    """Draft with a model, assert that the output is the target's, and return each call's candidates and accepted.
+
+    All drafts keep their own weights, as wrapped ones do, so that their candidates can be compared.
+    """
     target, tokenizer, _, draft_tokenizer = pair()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, **options)
+    options = {"num_candidate_tokens": 4, "draft_weights": "model"} | options
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, **options)
     found = []
     for rows, given in calls:
         stats = compare(target, batch(tokenizer, rows) | given | SHORT, assistant)
@@ -91,7 +95,7 @@ def test_adapters(name: str, calls: Any) -> None:
 def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     draft = wrappers.lora(draft, names=("other",))
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, draft_weights="model")
 
     def candidates() -> tuple[int, int]:
         stats = compare(target, batch(tokenizer, 3) | GREEDY | SHORT, assistant)
