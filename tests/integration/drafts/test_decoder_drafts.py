@@ -390,9 +390,9 @@ def test_the_copy_is_made_once() -> None:
     target, tokenizer, draft, draft_tokenizer = pair("llama")
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     compare(target, batch(tokenizer, 1) | GREEDY, assistant)
-    first = _known[draft]["int8"][1]
+    first = _known[draft][1]["int8"][1]
     compare(target, batch(tokenizer, 3) | GREEDY, assistant)
-    assert _known[draft]["int8"][1] is first
+    assert _known[draft][1]["int8"][1] is first
 
 
 def test_drafts_of_another_family_of_tokenizers() -> None:

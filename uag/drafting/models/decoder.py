@@ -37,8 +37,10 @@ MOST_KEPT = 1 << 26
 _NUM_SAMPLED = 8
 """Weights of each parameter that are compared to see that they changed, since `parameter.data` counts no changes."""
 
-_known: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Decoder | str]]] = weakref.WeakKeyDictionary()
-_lock = forks.turn()
+_known: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Any, Decoder | str]]]] = weakref.WeakKeyDictionary()
+"""By model: the turn of making its decoders, and these by form, each with the weights that it was made from."""
+
+_lock = forks.lock()
 
 
 class DecoderPasses(TorchPasses):
@@ -102,7 +104,9 @@ def decoder_of(model: Any, form: str) -> Decoder | str:
             return kernels.why_none or "keeps its own weights (draft_weights='model')"
         weights = _fingerprint(model)
         with _lock:
-            of_model = _known.setdefault(next(iter(model.modules())), {})  # it may be a weak proxy, which is no key
+            itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
+            turn, of_model = _known.setdefault(itself, (forks.turn(), {}))
+        with turn:  # another model's first call does not wait for this one's
             if form not in of_model or of_model[form][0] != weights:
                 of_model[form] = weights, _make(model, form)
             return of_model[form][1]
