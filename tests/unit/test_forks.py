@@ -94,8 +94,8 @@ def test_contexts_of_other_threads_end_in_the_child_and_its_own_go_on() -> None:
 @needs_fork
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="cached properties have no locks")
 def test_a_cached_property_that_another_thread_computes_is_free_in_the_child() -> None:
-    lock = GgufDraft.__dict__["file"].lock
-    assert isinstance(GgufDraft.__dict__["file"], cached_property)
+    lock = GgufDraft.__dict__["path"].lock
+    assert isinstance(GgufDraft.__dict__["path"], cached_property)
 
     def hold(wait: Callable[[], None]) -> None:
         with lock:

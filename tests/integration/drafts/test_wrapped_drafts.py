@@ -44,8 +44,8 @@ def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:
     All drafts keep their own weights, as wrapped ones do, so that their candidates can be compared.
     """
     target, tokenizer, _, draft_tokenizer = pair()
-    options = {"num_candidate_tokens": 4, "draft_weights": "model"} | options
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, **options)
+    known: dict[str, Any] = {"num_candidate_tokens": 4, "draft_weights": "model"}
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, **known | options)
     found = []
     for rows, given in calls:
         stats = compare(target, batch(tokenizer, rows) | given | SHORT, assistant)
