@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.support.models import tiny_target
 from tests.unit.kernels.test_kernel import computed, every_level, noise
 from uag.hf.decoder import Linear, describe
-from uag.kernels import Cache, Decoder, kernel, steps
+from uag.kernels import Cache, Decoder, decoder, kernel, steps
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
 
