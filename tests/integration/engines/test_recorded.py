@@ -43,10 +43,10 @@ def llama() -> Any:
     return copy.deepcopy(tiny_draft("llama")[0]).to(DEVICE)
 
 
-def opened(draft: Any) -> Any:
+def opened(draft: Any, weights: str = "int8") -> Any:
     """Return the draft's passes, whose private parts the tests look at."""
     check_draft(draft)
-    return open_passes(draft)
+    return open_passes(draft, weights=weights)
 
 
 def distributions(passes: Any, num_rows: int = 1, num_rounds: int = 8, first: int = 5) -> torch.Tensor:
@@ -100,7 +100,7 @@ def assistants(target_name: str = "llama") -> tuple[Any, uag.Assistant, uag.Assi
     target, tokenizer, draft, draft_tokenizer = pair_on_cpu(target_name)
     target, on_device = copy.deepcopy(target).to(DEVICE), copy.deepcopy(draft).to(DEVICE)
     both = (
-        uag.Assistant(each, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+        uag.Assistant(each, draft_tokenizer, tokenizer, num_candidate_tokens=4, draft_weights="model")
         for each in (on_device, copy.deepcopy(draft))
     )
     return target, *both
@@ -131,7 +131,7 @@ def test_call_with_a_recorded_draft_equals_plain_decoding(num_rows: int, options
 
 def test_recorded_draft_is_moved() -> None:
     draft = llama().cpu()
-    passes = opened(draft)
+    passes = opened(draft, "model")
     for device in ("cpu", DEVICE, "cpu", DEVICE):
         draft.to(device)
         torch.testing.assert_close(distributions(passes), usual(draft))

@@ -69,6 +69,8 @@ class DecoderPasses(TorchPasses):
             self._cache = None
             super()._begin(encoder_ids)
             return
+        if self._static is not None:
+            self._static.end()  # the draft may have been on a device with graphs
         self.max_positions = self._decoder.max_positions
         if self._cache is None or not self._cache.fits(self._decoder, len(self.rows)):
             self._cache = Cache(self._decoder, len(self.rows))

@@ -99,6 +99,10 @@ class StaticPasses:
             self._renew(kind)
         return bool(kind)
 
+    def end(self) -> None:
+        """Free the cache and the graphs, since the next call's passes do not run here."""
+        self._renew(())
+
     def _renew(self, kind: tuple[Any, ...]) -> None:
         if self._failure:
             self._counts.fall_backs.remove(self._failure)
