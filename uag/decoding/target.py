@@ -24,10 +24,7 @@ from uag.stats import Stats
 _log = logging.getLogger("uag")
 
 _MAX_REREAD = 16
-"""Maximum accepted tokens that a verifying pass recomputes after a state was restored; more get a separate pass.
-
-Increase to run fewer passes; decrease to keep passes narrow.
-"""
+"""Accepted tokens that a verifying pass recomputes after a state was restored; more get a separate pass."""
 
 
 _ROUTER = "output_router_logits"
@@ -105,10 +102,7 @@ class Target:
         kwargs: keyword arguments of the next pass.
         kernels: what uag's kernels compute; in the prompt's pass, only products.
         last_s: seconds of the last pass.
-        has_compiled: whether the last pass compiled or recorded a graph, or was watched, so that its time predicts
-            nothing.
-        watch: notices what the passes run in PyTorch, but the trial's did not.
-        may_verify: whether passes may have candidates.
+        has_compiled: whether the last pass compiled, recorded or was watched, so that its time predicts nothing.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
@@ -176,8 +170,7 @@ class Target:
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run the last known tokens and the candidates of all rows, the same number for each row.
 
-        Returns:
-            Logits [batch_size, num_candidates + 1, vocab_size], float32.
+        Returns logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
         self._width = width = self.limits.width(candidates.width)
         num_new = width - 1
@@ -251,7 +244,7 @@ class Target:
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
         if self._recorded is not None:
-            outputs, self.has_compiled = self._recorded.run(inputs)
+            outputs, self.has_compiled = self._recorded.run_prepared(inputs)
             if self._recorded.failure:
                 self.stats.fall_back(f"the target's passes are not recorded: {self._recorded.failure}")
             return self.finish_pass(outputs, width, device, start_time)

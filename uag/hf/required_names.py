@@ -1,9 +1,7 @@
 """The names of transformers and PyTorch that uag needs, in one place.
 
-`check()` runs before `import uag` loads anything else, so that a renamed one is a `CompatibilityError` that names it,
-instead of an ImportError or a failure in the middle of a generation. It cannot see attributes that only instances have
-(fields of cache layers, generation configs and modules); tests look for these on each supported release. It warns
-once if the release is newer than the tested ones.
+`check()` runs before `import uag` loads anything else, so that a renamed one is a `CompatibilityError` that names it.
+It cannot see attributes that only instances have; tests look for these on each supported release.
 """
 
 import warnings
@@ -85,7 +83,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.ops.aten.dropout.default": ("_schema",),
     "torch.overrides": ("TorchFunctionMode",),
     "torch.utils._python_dispatch": ("TorchDispatchMode", "_get_current_dispatch_mode_stack"),
-    "torch.utils._pytree": ("tree_leaves",),
+    "torch.utils._pytree": ("tree_leaves", "tree_map_only"),
 }
 """The required names of each module, class or object."""
 

@@ -66,7 +66,7 @@ def oracle(tokenizer: Any, output: Any, share: float = 0.6) -> uag.Assistant:
 
 def graphs_for(target: Any) -> Any:
     """Return the graphs that the last call left."""
-    return recorded_target._kept[target]._graphs
+    return recorded_target._kept[target]
 
 
 def check_equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
@@ -216,8 +216,8 @@ def test_target_whose_passes_wait_is_not_recorded(
     given = prompts() | GREEDY
     expected = run(independent(tokenizer), target, given)
     recorded_target._kept.clear()
-    forward = RecordedTarget._forward
-    monkeypatch.setattr(RecordedTarget, "_forward", lambda self, **inputs: change(forward(self, **inputs)))
+    forward = RecordedTarget.forward
+    monkeypatch.setattr(RecordedTarget, "forward", lambda self, **inputs: change(forward(self, **inputs)))
     assistant = oracle(tokenizer, expected[0])
     check_equal(run(assistant, target, given), expected)
     assert any("the target's passes are not recorded: a pass waits" in reason for reason in assistant.stats.fallbacks)

@@ -12,9 +12,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from uag import forks
 from uag.errors import UnsupportedError
-from uag.hf.cache import caches, recorded, static
-from uag.hf.devices import graphs_of
-from uag.hf.inspection import inspected_once
+from uag.hf.cache import caches, static
+from uag.hf.cache.recorded import GraphedModel, kind_of
 
 _kept: weakref.WeakKeyDictionary[Any, "RecordedTarget"] = weakref.WeakKeyDictionary()
 """The passes of each model's last call. One more would need memory for another cache."""
@@ -22,33 +21,24 @@ _kept: weakref.WeakKeyDictionary[Any, "RecordedTarget"] = weakref.WeakKeyDiction
 _lock = forks.lock()
 
 
-class RecordedTarget:
-    """Runs one target's passes over one static cache; one call at a time uses it.
-
-    Attributes:
-        cache: the cache, empty at the start of a call.
-    """
+class RecordedTarget(GraphedModel):
+    """Runs one target's passes over one static cache, empty at the start of a call; one call at a time uses it."""
 
     def __init__(self, model: Any, num_slots: int, kind: tuple[Any, ...]) -> None:
-        self.cache = static.static_cache(model, num_slots)
+        super().__init__()
+        self.renew(kind, static.static_cache(model, num_slots))
         self._model = weakref.ref(model)  # the dictionary of kept passes would keep it alive
-        self._kind = kind
-        self._options: dict[str, Any] = {}  # arguments of the forward other than tensors
-        self._graphs = recorded.Recorded(self._forward, model.device)
 
     @classmethod
     def take(cls, model: Any, num_rows: int, num_slots: int) -> "RecordedTarget | None":
         """Return the passes for a call, those of an earlier call if they fit, or None if they cannot be recorded."""
-        if graphs_of(model.device) is None:
+        # Tensors of inference mode cannot be written outside it.
+        kind, reason = kind_of(model, model.device, num_rows, num_slots, torch.is_inference_mode_enabled())
+        if reason:
             return None
-        with inspected_once(model):
-            if recorded.refusal(model, model.device):
-                return None
-            # Tensors of inference mode cannot be written outside it.
-            kind = model.device, num_rows, num_slots, torch.is_inference_mode_enabled(), *recorded.state_of(model)
         with _lock:
             kept = _kept.pop(model, None)
-        if kept is None or kept._kind != kind:
+        if kept is None or kept.kind != kind:
             return cls(model, num_slots, kind)
         static.wipe(kept.cache, 0)
         static.set_length(kept.cache, 0)
@@ -61,47 +51,15 @@ class RecordedTarget:
             with _lock:
                 _kept[model] = self
 
-    @property
-    def failure(self) -> str:
-        """Why passes are not recorded after all; empty if they are."""
-        return self._graphs.failure
-
-    def run(self, inputs: dict[str, Any]) -> tuple[Any, bool]:
-        """Run a pass.
-
-        Returns:
-            The outputs, whose logits the next pass may overwrite, and whether the pass's time predicts nothing.
-        """
-        tensors, options = _split(inputs)
-        if options != self._options:
-            self._options, self._graphs = options, recorded.Recorded(self._forward, self._graphs.device)
-        logits, is_special = self._graphs.run(tensors, self.cache, caches.length(self.cache))
+    def run_prepared(self, inputs: dict[str, Any]) -> tuple[Any, bool]:
+        """Run a pass with inputs that transformers prepared; see `run`, but return the model's outputs."""
+        inputs = {name: value for name, value in inputs.items() if name not in caches.CACHE_NAMES}
+        logits, is_special = self.run(inputs, caches.length(self.cache))
         return CausalLMOutputWithPast(logits=logits), is_special
 
-    def _forward(self, cache: Any, **tensors: torch.Tensor) -> torch.Tensor:
-        inputs: dict[str, Any] = dict(self._options)
-        for name, tensor in tensors.items():
-            argument, _, key = name.partition(".")
-            if key:
-                inputs.setdefault(argument, {})[key] = tensor
-            else:
-                inputs[argument] = tensor
+    def forward(self, cache: Any, **inputs: Any) -> torch.Tensor:
         model = self._model()
         if model is None:
             raise UnsupportedError("the target was deleted during a call")
         logits: torch.Tensor = model(**inputs, **{caches.CACHE: cache}).logits
         return logits
-
-
-def _split(inputs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return a pass's tensors, those of a dictionary (masks by layer) as "name.key", and its other arguments."""
-    tensors: dict[str, torch.Tensor] = {}
-    options: dict[str, Any] = {}
-    for name, value in inputs.items():
-        if isinstance(value, torch.Tensor):
-            tensors[name] = value
-        elif isinstance(value, dict):
-            tensors |= {f"{name}.{key}": tensor for key, tensor in value.items()}
-        elif name not in caches.CACHE_NAMES:
-            options[name] = value
-    return tensors, options
