@@ -13,8 +13,7 @@ from uag.adapters.control import ControlRoles, find_controls
 
 _SAMPLE = "The quick brown fox can't jump 12345 times.  \t\n x(y[i]) naïve Ünïcödé 日本語 текст 😀"
 _NUM_SAMPLED = 2_000
-"""Number of tokens of the vocabulary in the sample text of a fingerprint. Increase to tell more tokenizers apart;
-decrease to compute fingerprints faster."""
+"""Tokens of the vocabulary in the sample text of a fingerprint."""
 
 TEXT_BYTES = sorted(frozenset(range(0xF5)) - {0xC0, 0xC1})
 """Bytes that occur in valid UTF-8; DeepSeek's vocabulary lacks the 13 others."""
@@ -112,8 +111,7 @@ class TokenizerAdapter(ABC):
     def _encode(self, data: bytes) -> list[int]:
         r"""Encode a text that is not empty as a continuation.
 
-        Bytes of a broken character are spelled with the token before them, because " \xf0\x9f" is one token of many
-        vocabularies.
+        Bytes of a broken character are spelled with the token before them: " \xf0\x9f" is a token of many vocabularies.
         """
         ids: list[int] = []
         for index, part in enumerate(_BROKEN.split(data.decode(*UTF8))):
@@ -124,7 +122,6 @@ class TokenizerAdapter(ABC):
         return ids
 
     def _encode_text(self, text: str) -> list[int]:
-        """Encode whole characters as a continuation."""
         raise NotImplementedError
 
     def _spell(self, data: bytes) -> list[int] | None:

@@ -43,7 +43,6 @@ class ByteLevelAdapter(RustAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support BPE models whose pre-tokenizer maps bytes to the alphabet."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ != "BPE":
             return 0
@@ -51,7 +50,6 @@ class ByteLevelAdapter(RustAdapter):
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be represented: a byte without a token, or a normalizer that rewrites text."""
         missing = [byte for byte in TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary]
         if missing:
             return f"no token for {len(missing)} of the bytes that occur in text, first 0x{missing[0]:02X}"

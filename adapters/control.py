@@ -45,16 +45,7 @@ _STANDALONE = ("[INST]", "[/INST]")
 
 @dataclass(frozen=True)
 class ControlRoles:
-    """The control tokens of one tokenizer.
-
-    Attributes:
-        bos_id: begin of text, or None.
-        eos_id: end of text or turn, or None.
-        pad_id: padding, or None.
-        unk_id: unknown text, or None.
-        control_ids: all ids that represent no text.
-        content: their strings.
-    """
+    """The control tokens of one tokenizer: ids of roles, all ids that represent no text, and their strings."""
 
     bos_id: int | None
     eos_id: int | None
@@ -117,7 +108,6 @@ def _map_one(
 
 
 def _map_meaning(content: str, by_name: Mapping[str, int], destination: TokenizerAdapter) -> tuple[int, ...] | None:
-    """Return the destination's ids with the meaning of a marker; None if it has none."""
 
     def first(names: tuple[str, ...]) -> tuple[int, ...]:
         return next(((by_name[name],) for name in names if name in by_name), ())

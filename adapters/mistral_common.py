@@ -23,7 +23,6 @@ class TekkenAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support the backend if it contains a Tekkenizer."""
         return 30 if hasattr(_tekkenizer(tokenizer), "_tekken_token2id_nospecial") else 0
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
@@ -34,6 +33,5 @@ class TekkenAdapter(TokenizerAdapter):
 
 
 def _tekkenizer(tokenizer: Any) -> Any:
-    """Return mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
     instruct = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
     return getattr(instruct, "tokenizer", None)

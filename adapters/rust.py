@@ -67,7 +67,6 @@ class RustAdapter(TokenizerAdapter):
         self._id_map: dict[int, int] = {}
 
     def _piece_bytes(self, piece: str) -> bytes | None:
-        """Return the bytes of a piece of the model's own vocabulary."""
         raise NotImplementedError
 
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -46,7 +46,6 @@ class SentencePieceAdapter(RustAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support Rust backends with a BPE or Unigram model and a space mark, or a Unigram model over raw text."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ not in ("BPE", "Unigram"):
             return 0
@@ -73,7 +72,6 @@ class SentencePieceAdapter(RustAdapter):
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be represented: normalizers, or unknown characters without byte fallback."""
         if self._has_bytes:
             return None
         rewrites = [step["type"] for step in self._kept_normalizers() if step["type"] in _UNICODE_NORMALIZERS]

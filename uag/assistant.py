@@ -37,8 +37,7 @@ from uag.stats import Stats, Totals, remember
 logger = logging.getLogger("uag")
 
 _MAX_SESSIONS = 8
-"""Maximum number of sessions kept for calls that overlap. Drafts in GGUF files and compiled drafts keep their caches in
-each."""
+"""Sessions kept for calls that overlap; drafts in GGUF files and compiled drafts keep their caches in each."""
 
 _lock = forks.lock()
 
@@ -96,7 +95,6 @@ class Assistant:
         self._prepare()
 
     def _prepare(self, learned: Any = None) -> None:
-        """Create the attributes that are not copied or pickled."""
         check()
         generate_hook.check()
         self.totals = Totals()
@@ -299,11 +297,7 @@ class Assistant:
         return drafter, is_assumed
 
     def check(self, target: Any) -> None:
-        """Refuse a target that this assistant cannot assist, without running it.
-
-        Raises:
-            PairError: the models cannot work together, or their tokenizers are unknown and their vocabularies differ.
-        """
+        """Refuse a target that this assistant cannot assist with a `PairError`, without running it."""
         self._sessions[0].drafter_for(target)
 
     def __repr__(self) -> str:

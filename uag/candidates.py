@@ -1,14 +1,10 @@
-"""uag's candidates in transformers' own assisted decoding.
+"""uag's candidates in transformers' own assisted decoding, for code that builds on transformers' loop.
 
-`uag.install()` and `uag.Assistant` have their own loop, which supports batches and stop strings and keeps statistics.
-This module is for code that builds on transformers' loop. That loop asks its model for a `CandidateGenerator`, so a
-subclass of the model can return uag's:
+class Target(CandidateGeneratorMixin, LlamaForCausalLM):
+pass
 
-    class Target(CandidateGeneratorMixin, LlamaForCausalLM):
-        pass
-
-    target = Target.from_pretrained(...)
-    target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
+target = Target.from_pretrained(...)
+target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
 """
 
 import math
@@ -34,7 +30,7 @@ from uag.sampling import DraftRules
 from uag.stats import Stats, remember
 
 _NUM_CANDIDATE_TOKENS = 5
-"""Default number of candidates. Increase to draft more aggressively; decrease to reduce wasted passes."""
+"""Default number of candidates."""
 
 _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Drafter]]]]
 _idle = weakref.WeakKeyDictionary()

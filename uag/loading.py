@@ -92,10 +92,7 @@ def load_pair(
 
 
 def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> Any:
-    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, any other as `load_model` does.
-
-    llama.cpp, if it is installed, runs a file on the GPU if there is one.
-    """
+    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, any other as `load_model` does."""
     if name == COPY:
         return name
     if is_gguf_name(name):
@@ -105,13 +102,10 @@ def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> 
 
 
 def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool = False) -> tuple[Any, Any]:
-    """Return a draft and its tokenizer, loaded if the draft is a name or a file.
+    """Return a draft and its tokenizer, loaded if the draft is a name or a file, with the target's dtype and device.
 
-    Args:
-        draft: a draft, its hub name, its folder, or a GGUF file.
-        tokenizer: its tokenizer; None for the one next to its weights, if there is one.
-        target: load with this model's dtype and device; None for the defaults of `load_pair`.
-        is_kept: later calls with the same name return the same draft.
+    Without `tokenizer`, it is the one next to the draft's weights, if there is one. With `is_kept`, later calls with
+    the same name return the same draft.
 
     Raises:
         LoadingError: the draft cannot be loaded.
@@ -223,10 +217,7 @@ def encode(pair: Pair, prompts: Sequence[Content], *, is_chat: bool = False) -> 
 
 
 def pad_left(rows: Sequence[Sequence[int]], padding_id: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return `input_ids` and `attention_mask` of a batch, [batch_size, longest row], int64.
-
-    The mask hides the padding, so any id of the vocabulary works.
-    """
+    """Return `input_ids` and `attention_mask` of a batch, [batch_size, longest row], int64."""
     backwards = [torch.tensor(row, dtype=torch.long).flip(0) for row in rows]
     ids = pad_sequence(backwards, batch_first=True, padding_value=padding_id).flip(1)
     mask = pad_sequence([torch.ones_like(row) for row in backwards], batch_first=True).flip(1)

@@ -168,13 +168,7 @@ def _others_alone(name: str) -> Iterator[None]:
 
 
 class _Watched(Drafter):
-    """Passes a call on to a drafter, and checks each method's arguments and results.
-
-    Attributes:
-        rounds: the ids that were proposed for each row, in each round.
-        num_dropped: number of candidates beyond the limits.
-        stats: the statistics of the call, once it has ended.
-    """
+    """Passes a call on to a drafter, and checks each method's arguments and results."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter

@@ -120,7 +120,6 @@ class _Batch:
         return records, num_runs
 
     def record(self, arm: Arm) -> Record:
-        """Return the record of an arm without figures."""
         return Record(
             arm=arm.name,
             prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),
@@ -152,11 +151,7 @@ class _Batch:
         return replace(record, **figures, **found)
 
     def _compare(self, arm: Arm, output_ids: torch.Tensor) -> tuple[str | None, str | None, str | None]:
-        """Return where an output differs from plain decoding's and from uag's without a draft, and the refusal.
-
-        In half precision, plain decoding itself rounds otherwise in passes of another width, so only the difference
-        from uag without a draft is an error, in calls whose statistics promise that there is none.
-        """
+        """Return where an output differs from plain decoding's and from uag's without a draft, and the refusal."""
         difference = self._difference("plain", output_ids, "plain decoding")
         dependence = self._difference(WITHOUT_DRAFT, output_ids) if arm.name.startswith("uag") else None
         if dependence and (arm.stats is None or arm.stats().is_draft_independent):

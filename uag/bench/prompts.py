@@ -14,10 +14,7 @@ from uag.loading import Content, demo_folder
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a file: a text or, if that is empty, the messages of a conversation.
-
-    `prompt_id` is its name in the file, or its line number.
-    """
+    """One prompt of a file, named by its line if it has no name: a text or, if that is empty, a conversation."""
 
     prompt_id: str
     text: str = ""

@@ -131,9 +131,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
 def conclusions(records: Records) -> Row:
     """Return the conclusions, ready for JSON.
 
-    `verdict` says whether the draft is worth using (see `_advice`), `equality` how many outputs differ, and `is_equal`
-    whether none differs that must be equal. `tax` is what uag costs when nothing is accepted, against uag without
-    a draft, None if that was not measured. `arms` are the figures.
+    `tax` is what uag costs when nothing is accepted, against uag without a draft, None if that was not measured.
     """
     rows, arms = figures(records), by_arm(records)
     useless, no_draft = arms.get(USELESS, []), arms.get(WITHOUT_DRAFT, [])
@@ -160,10 +158,7 @@ def _equality(ours: Records) -> str:
 
 
 def _advice(rows: Sequence[Row]) -> str:
-    """Return whether the draft, or the best of several, is worth using; empty if no arm uag was measured.
-
-    It is if it is faster on three of four prompts, than plain decoding and than uag without a draft.
-    """
+    """Return whether the draft, or the best of several, is worth using: it must be faster on three of four prompts."""
     drafts = [row for row in rows if row["arm"].split(" ")[0] == "uag"]
     if not drafts:
         return ""

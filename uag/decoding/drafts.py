@@ -42,7 +42,6 @@ class Drafts:
 
     @cached_property
     def _prompt_ids(self) -> list[frozenset[int]]:
-        """The distinct ids of each prompt; only a repetition penalty needs them."""
         return [frozenset(ids) for ids in self.call.input_ids.tolist()]
 
     def start(self) -> None:

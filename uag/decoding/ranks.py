@@ -59,5 +59,4 @@ class _Silent(Drafter):
         self.strategy = strategy
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return no candidates."""
         return [[] for _ in ask.budgets]

@@ -11,7 +11,7 @@ from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
 
 _FIRST_CAPACITY = 64
-"""Initial capacity of the buffer, in output tokens. Increase to copy it less often; decrease to use less memory."""
+"""Initial capacity of the buffer, in output tokens."""
 
 
 @dataclass
@@ -19,8 +19,6 @@ class Progress:
     """The progress of one row.
 
     Attributes:
-        outputs: target ids written so far.
-        sources: the source of each output token; see `Stats`.
         end: number of output steps after which a criterion ended the row; 0 while none has.
         rounds: for each round, the sources of its candidates, and the numbers of outputs before and after it.
         num_counted: number of outputs of the prefill and of these rounds.
@@ -36,9 +34,7 @@ class Progress:
 class Rows:
     """All rows of a call.
 
-    Attributes:
-        all: each row's progress.
-        buffer: [batch_size, capacity] int64: prompts, outputs, then the candidates that are being verified.
+    `buffer` [batch_size, capacity] int64 has prompts, outputs, then the candidates that are being verified.
     """
 
     def __init__(self, call: Call) -> None:

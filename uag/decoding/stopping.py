@@ -20,9 +20,7 @@ class Stopping:
 
     Attributes:
         max_length: number of ids, prompt included, at which a row ends; None without a limit.
-        eos_ids: ids that end a row.
         has_eos: whether a finished row is padded, as in plain decoding.
-        strings: stop strings, which need a row's whole text.
         has_time_limit: whether a time limit can end all rows at once; `ends` does not check it.
         others: criteria of other classes, which must be called once for each output step.
     """

@@ -43,20 +43,15 @@ _NUM_SLOTS = 32
 """Slots of the trial's cache if the call's is static."""
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
-"""Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
-
-Measured rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or more.
-"""
+"""RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding: measured
+rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or more."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a target's passes.
+    """A way to run a target's passes, with uag's `kernels` or PyTorch's operations alone.
 
-    Attributes:
-        kernels: what uag's kernels compute; nothing for PyTorch's operations alone.
-        num_slots: slots of the static cache of passes that all have the call's fixed width; 0 for passes as wide as
-            their candidates, over the call's own kind of cache.
+    With `num_slots`, all passes have the call's fixed width, over a static cache of this size.
     """
 
     kernels: OwnKernels = field(default_factory=OwnKernels)
@@ -70,14 +65,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Trial:
-    """What the trial of a way found.
+    """What the trial of a way found; `seen` is what the passes ran in PyTorch.
 
-    Attributes:
-        refusal: how blocks differ from single tokens, phrased to follow "the target"; empty if they only round.
-        dependence: why the bits of a token's logits depend on the block, phrased to follow "the target"; empty if they
-            do not.
-        is_wrong: whether the kernels compute something else than PyTorch.
-        seen: what the passes ran in PyTorch; see `uag.kernels.rounding.Seen.counts`.
+    `refusal` is how blocks differ from single tokens, beyond rounding, and `dependence` why the bits of a token's
+    logits depend on the block, both phrased to follow "the target" or empty. `is_wrong`: the kernels differ from
+    PyTorch.
     """
 
     refusal: str = ""
@@ -203,12 +195,7 @@ def _is_full_precision(call: Call) -> bool:
 
 
 def _dependence(trials: Sequence[Sequence[torch.Tensor]], operations: set[str]) -> str:
-    """Return why the bits of a token's logits depend on the block, or an empty string.
-
-    Args:
-        trials: the logits of each pass of each trial; a later trial may have the last rows of the first one only.
-        operations: what PyTorch computes for a block, but not for a single token.
-    """
+    """Return why the bits of a token's logits depend on the block, or an empty string."""
     if operations:
         return f"runs {', '.join(sorted(operations))} in PyTorch, which may round by the number of tokens"
     known: dict[tuple[int, int], torch.Tensor] = {}

@@ -22,15 +22,13 @@ from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import graphs_of
 
 WIDTH = 8
-"""Tokens per row of every pass after the prompt. Increase to verify more candidates in a pass; decrease to make passes
-cheaper, which all cost as much as this many tokens."""
+"""Tokens per row of every pass after the prompt, which all cost as much as this many tokens."""
 
 _SLOTS_STEP = 512
-"""The cache has a multiple of this many slots, since rounding may depend on the length. Increase to give more calls the
-same length, and so one trial; decrease to compute attention over fewer slots."""
+"""The cache has a multiple of this many slots, since rounding may depend on the length: one trial serves many calls."""
 
 _MOST_SLOTS = 1 << 16
-"""Slots of the longest cache for a target with fewer positions. Increase for longer texts; decrease to save memory."""
+"""Slots of the longest cache for a target with fewer positions."""
 
 _WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer
 """Layers of a dynamic cache that keep keys and values, and nothing else."""
@@ -55,10 +53,7 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
 
 
 def record(call: Call) -> tuple[Call, RecordedTarget | None, str]:
-    """Return a call whose passes have a fixed width, with its recorded passes, or why they cannot be recorded.
-
-    The reason is empty if the device records nothing.
-    """
+    """Return a call of a fixed width, with its recorded passes, or why a device with graphs cannot record them."""
     # The caller gets a static cache that it asked for; `generate` compiles the passes over it.
     is_compiled = call.is_compiled or models.is_compiled(call.model)
     if graphs_of(call.model.device) is None or is_compiled or call.generation_config.cache_implementation == "static":

@@ -17,12 +17,7 @@ from uag.hf import models
 class OptionalSources:
     """Adds free sources to the drafters of calls, and keeps their learned rates between calls.
 
-    Args:
-        looks_up: use prompt lookup beside a draft model, and beside the other sources; False with a custom drafter.
-        memory: the memory of earlier calls; None for none.
-
-    Attributes:
-        rates: the learned rates of each kind of source.
+    `looks_up` is whether prompt lookup is used beside the draft and the other sources.
     """
 
     def __init__(self, looks_up: bool, memory: Memory | None) -> None:
@@ -34,13 +29,6 @@ class OptionalSources:
         self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
     ) -> Drafter | None:
         """Return the drafter of a call, which uses these sources where they promise the most tokens per second.
-
-        Args:
-            other: the call's drafter without these sources; None if there is none.
-            prediction: see `PredictionSource`; None for a call without predictions.
-            model: the target.
-            num_rows: number of rows of the batch.
-            tokenizer: the target's tokenizer; None for the one saved with its weights.
 
         Raises:
             OptionError: the prediction is invalid, or has ids that the target lacks.

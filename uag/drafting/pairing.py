@@ -1,7 +1,7 @@
 """Finds the tokenizers of a pair of models, and decides whether both models use the same ids.
 
-If no tokenizers are known, models whose heads have the same size are assumed to share their ids. A wrong assumption
-reduces acceptance but never changes the output, because the target verifies ids. The statistics report it.
+Without tokenizers, models whose heads have the same size are assumed to share their ids: a wrong assumption reduces
+acceptance, and the statistics report it.
 """
 
 import weakref
@@ -23,12 +23,7 @@ ASSUMED = "no tokenizers are known: the target and the draft are assumed to use 
 class Pairing:
     """A draft model with its drafters: one for all targets if both tokenizers are passed, else one per target.
 
-    Args:
-        draft: the draft model.
-        tokenizer: the targets' tokenizer; None to look for it where a target was loaded from.
-        draft_tokenizer: the draft's tokenizer; None to look for it where the draft was loaded from.
-        compile_draft: see `ModelDrafter`.
-        draft_weights: see `ModelDrafter`.
+    A tokenizer that is None is looked for where its model was loaded from.
 
     Attributes:
         for_all: the drafter for all targets; None if each target has its own.

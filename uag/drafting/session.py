@@ -13,14 +13,8 @@ from uag.lookahead import Lookahead
 class Session:
     """A drafter with its caches, and what its calls have taught it. `call` is the call that uses it, or None.
 
-    Args:
-        source: a draft model with its drafters, or a drafter for all targets; None for free sources alone.
-        optional: the free sources beside it.
-        lookahead: new, or that of another session, copied.
-        is_rejection: whether the drafter must provide probabilities, for rejection sampling.
-
-    Raises:
-        PairError: it cannot.
+    `source` is a draft model with its drafters, or a drafter for all targets; None for the `optional` sources alone.
+    With `is_rejection`, a drafter that cannot provide its probabilities is refused with a `PairError`.
     """
 
     def __init__(

@@ -35,18 +35,15 @@ _BLOCKS_BEHIND_STATE = {
     "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2",
     "lfm2_moe", "lfm3", "mamba2", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zaya",
 }  # fmt: skip
-"""Linear-attention model types that compute the same logits for a block after a state as for single tokens.
-
-The others ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H,
-Zamba 2), or are untested.
-"""
+"""Linear-attention model types that compute the same logits for a block after a state as for single tokens. The others
+ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H, Zamba 2), or are
+untested."""
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 """transformers' functions of which a forward calls one, if it masks what lies outside a layer's window."""
 
 _MOST_COPIED = 2 << 30
-"""Bytes of experts' weights that a layer may copy for the tokens of a pass. Increase to verify more candidates at once;
-decrease to use less memory."""
+"""Bytes of experts' weights that a layer may copy for the tokens of a pass."""
 
 
 def block_refusal(model: Any) -> str:
@@ -97,7 +94,6 @@ def _masks_no_window(model: Any) -> bool:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function uses, also in its lambdas."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -105,7 +101,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _routing_refusal(module: Any) -> str:
-    """Return why a router treats the tokens of a block differently from single tokens, or an empty string."""
     known = vars(module)
     if known.get("second_expert_policy") in ("random", "sampling"):
         return f"draws random numbers to choose experts (second_expert_policy={known['second_expert_policy']!r})"

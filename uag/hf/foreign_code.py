@@ -38,18 +38,12 @@ _PASS_METHODS = (
     *("forward", "__call__", "_call_impl", "prepare_inputs_for_generation"),
     *("_update_model_kwargs_for_generation", "_prefill"),
 )
-"""Functions of a module that a pass calls. Other code may replace them, on a class or on an instance.
-
-PEFT's preparation, for prompt, prefix and P-tuning, prepends virtual tokens in the first pass and then expects single
-tokens.
-"""
+"""Functions of a module that a pass calls, which other code may replace. PEFT's preparation, for prompt, prefix and
+P-tuning, prepends virtual tokens in the first pass and then expects single tokens."""
 
 _INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|snapshots)[/\\]")
-"""Folders of installed packages and of kernels from the hub.
-
-Their forwards, such as Liger's, are layers of another class, which a trial can test. A forward that a user's own file
-or notebook puts into a model may be a steering vector or a recorder.
-"""
+"""Folders of installed packages and of kernels from the hub. Their forwards, such as Liger's, are layers that a trial
+can test; one that a user's own file or notebook puts into a model may be a steering vector or a recorder."""
 
 
 @per_call
@@ -121,7 +115,6 @@ def _global_hooks() -> str:
 
 
 def _around(module: Any) -> str:
-    """Describe a hook of a module, or return an empty string."""
     known, name = vars(module), type(module).__name__
     for hook in (*known["_forward_hooks"].values(), *known["_forward_pre_hooks"].values()):
         if not _is_trusted(hook):
@@ -133,10 +126,7 @@ def _around(module: Any) -> str:
 
 @per_call
 def _replaced(model: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """Return the functions that other code put into modules and into their classes.
-
-    Each comes with a description, and with whether it is the forward of another package's layer.
-    """
+    """Return functions that others put into modules and classes, and whether each is another package's layer."""
     parts = modules(model)
     kinds = dict.fromkeys(filter(is_of_tested_package, map(type, parts)))
     of_kinds = ((name, kind, getattr(kind, name, None), _TESTED) for kind in kinds for name in _PASS_METHODS)

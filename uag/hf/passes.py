@@ -57,12 +57,10 @@ def compile_config() -> CompileConfig:
 
 
 _MOST_GRAPHS = 64
-"""Graphs that PyTorch may keep for one function, which all models and widths share. Increase to compile more models and
-batch sizes in one process; decrease to stop compiling sooner when shapes keep changing."""
+"""Graphs that PyTorch may keep for one function, which all models, batch sizes and widths share."""
 
 WIDTHS = (1, 2, 4, 8, 16)
-"""Tokens per row of compiled passes over a static cache; narrower ones are padded. Add widths to compute less padding;
-remove some to compile fewer graphs."""
+"""Tokens per row of compiled passes over a static cache; narrower ones are padded."""
 
 
 def padded(num_tokens: int) -> int:
@@ -77,8 +75,7 @@ def run(forward: Callable[..., T], inputs: dict[str, Any], *, has_own_graph: boo
     which is slower and cannot be replayed as a CUDA graph. PyTorch's limit of 8 graphs is raised for the process, since
     it would end compiling for plain decoding too.
 
-    Returns:
-        The output, and whether a graph was compiled or a CUDA graph recorded, so that the pass's time predicts nothing.
+    Returns the output, and whether a graph was compiled or recorded, so that the pass's time predicts nothing.
     """
     if has_own_graph:
         for value in inputs.values():

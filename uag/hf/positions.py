@@ -25,12 +25,7 @@ _LONGEST = 1 << 24
 
 
 class Cut(NamedTuple):
-    """A length at which the forward changes.
-
-    Attributes:
-        at: the last length before the change. Padding counts, although some models do not count it.
-        why: what changes, phrased to follow "the target".
-    """
+    """A length at which the forward changes: the last one before, and why, phrased to follow "the target"."""
 
     at: int
     why: str

@@ -10,12 +10,10 @@ from uag.hf.trials import once
 from uag.hf.wrapped import device_of, weight_of
 
 _MOST_ROUNDING = 1e-4
-"""Largest relative difference that is treated as rounding; raised to three times the dtype's precision if smaller.
+"""Relative difference that is treated as rounding; raised to three times the dtype's precision if smaller.
 
 A layer's output for a token alone is compared with its output in a batch, and with a linear function. Reordered sums
-differ by less; 8-bit inputs differ by more than 50 times as much. Increase to tolerate more rounding; decrease to
-detect finer quantization. In bfloat16, per-token scales are no coarser than the dtype itself.
-"""
+differ by less; 8-bit inputs differ by more than 50 times as much."""
 
 _OUTLIER = 48.7
 """Factor by which the other tokens are larger, so that a shared scale loses most of the first token's precision. It is

@@ -51,9 +51,6 @@ class AcceptanceModel:
     Rounds are stored as counts rather than seconds, so that they can be priced again when cost estimates change. A
     tally sums, per row: rounds, candidates, candidates up to the first rejected one (later ones are not verified),
     accepted candidates, and how many of those the confidences predicted. Older rounds count less.
-
-    Attributes:
-        num_accepted: accepted candidates per row since the start.
     """
 
     def __init__(self) -> None:

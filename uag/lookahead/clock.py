@@ -23,7 +23,6 @@ class _Counters:
             self._file = -1
 
     def waited_s(self) -> float:
-        """Return the seconds for which the thread has waited to run."""
         return 1e-9 * int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0.0
 
     def __del__(self) -> None:

@@ -19,8 +19,7 @@ _NUM_PLAIN = 4
 """Plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1."""
 
 _SLOWED = 2.0
-"""How many times as long as a later pass an earlier one must have taken to be forgotten: other programs can slow a pass
-down, but nothing can speed it up."""
+"""A pass that took this many times as long as a later one is forgotten: only other programs can slow it down."""
 
 _TOKEN_SHARE = 0.02
 """Assumed cost of verifying a candidate before it is measured, as a share of a plain pass."""
@@ -80,15 +79,10 @@ class Prices(NamedTuple):
 class Costs:
     """Measured passes for one number of rows.
 
-    Args:
-        is_flat: whether a target pass costs the same for any number of candidates.
-
     Attributes:
+        is_flat: whether a target pass costs the same for any number of candidates.
         size_ratio: bytes of the draft per byte of the target; predicts a draft pass before one is measured.
         plain: seconds of plain passes; most machines run them with different kernels than passes over candidates.
-        block: target passes by candidates.
-        draft: drafting by candidates.
-        reading: the draft's passes over prompts by tokens.
         num_since_plain: rounds that drafted since the last plain pass; rounds with free candidates alone do not count,
             since they cannot be avoided by not drafting.
     """

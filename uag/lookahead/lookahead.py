@@ -65,15 +65,11 @@ class Lookahead:
         size_ratio: float = 0.0,
         pass_width: int | None = None,
     ) -> None:
-        """Start a call; reuse what was learned for a similar number of rows and the same mode.
+        """Start a call; reuse what was learned for a similar number of rows and the same mode, a rule of selection.
 
-        Args:
-            num_rows: rows in the batch.
-            mode: name of the selection rule, such as greedy; acceptance is learned for each.
-            num_prompt_tokens: prompt tokens of the longest row.
-            num_new_tokens: maximum number of new tokens of the longest row.
-            size_ratio: bytes of the draft's weights per byte of the target's.
-            pass_width: tokens per row of every target pass; None for as many as there are candidates.
+        Prompt tokens and the most new tokens are those of the longest row. `size_ratio` is bytes of the draft's weights
+        per byte of the target's; `pass_width` the tokens per row of every target pass, None for as many as there are
+        candidates.
         """
         self._num_unread, self._num_left, self._num_written = num_prompt_tokens, float(num_new_tokens), 0.0
         self._trial_tokens += min(self._num_left, _MOST_COUNTED)  # a trial is most useful at the start of a text
@@ -97,7 +93,6 @@ class Lookahead:
         self._price()
 
     def _price(self) -> None:
-        """Update what depends on costs and acceptance."""
         prices, acceptance = self.costs.prices(), self._acceptance
         gain = acceptance.gain(prices)
         self.prices, self._gain = prices, gain / self._required_gain
@@ -202,11 +197,8 @@ class Lookahead:
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
         """Choose the maximum number of free candidates per row; the longest row decides how wide the pass is.
 
-        Args:
-            rates_of_rows: for every active row, the predicted acceptance of each candidate, given those before it.
-
-        Returns:
-            The number and its expected output tokens per second and row; 0 if none pays off.
+        `rates_of_rows` are the predicted acceptances of each active row's candidates, given those before. Returns the
+        number and its expected output tokens per second and row; 0 if none pays off.
         """
         if not (self.costs.plain or self.costs.block.points):
             return 0, 0.0  # plain decoding is measured first
@@ -269,7 +261,6 @@ class Lookahead:
         return num_drafted
 
     def _learn_passes(self, done: Round, num_drafted: float) -> None:
-        """Record the times of a round's passes, and the acceptance."""
         costs = self.costs
         if not done.is_special:
             costs.learn_target(done.num_candidates, done.target_s)

@@ -72,11 +72,8 @@ class TargetReader:
     def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
         """Read one draft token in its context.
 
-        Args:
-            draft_id: the draft token.
-            over: text of the continuation so far, after the committed text.
-            pending: committed text that the continuation does not cover yet; exactly one of the two is empty.
-            last: bytes of the last committed target token.
+        `over` is the text of the continuation so far, after the committed text, and `pending` committed text that it
+        does not cover yet; exactly one of the two is empty. `last` are the bytes of the last committed target token.
         """
         text = self.maps.draft_bytes[draft_id]
         if text is None:  # a control token ends the text, which decides its first token
@@ -109,11 +106,7 @@ class TokenizerPair:
 
     @classmethod
     def of(cls, target: TokenizerAdapter, draft: TokenizerAdapter) -> Self:
-        """Return the pair of two tokenizers.
-
-        Raises:
-            PairError: they share no bytes, so the draft could not propose any target token.
-        """
+        """Return the pair of two tokenizers; raise a `PairError` if the draft could not propose any target token."""
         pair = cls(target, draft, vocabulary_map(target, draft))
         if not pair.maps.is_identity and all(pair.first_target[i] == NO_TOKEN for i in pair.maps.draft_sorted.ids):
             raise PairError(

@@ -21,12 +21,10 @@ LOG_SCORE_FLOOR = 1e-38
 """Replaces a mass of zero, which has no logarithm; the smallest normal float32."""
 
 _OPEN_SHARE = 0.5
-"""Share of an open continuation's mass that its best target token is expected to get, without noise. Increase to spend
-more draft passes on continuations that rarely win; decrease to decide with fewer passes and more errors."""
+"""Share of an open continuation's mass that its best target token is expected to get, without noise."""
 
 _MOST_POWER, _LN_MOST = 1e30, math.log(1e30)
-"""Largest power of noise, and its logarithm. Noise near 0 at a high temperature would overflow float32; clamping such
-extreme values does not change the order of tokens."""
+"""Largest power of noise, and its logarithm; noise near 0 at a high temperature would overflow float32."""
 
 _LEAST_NOISE = 1e-37
 """Replaces noise of zero, which has no negative power."""
@@ -134,7 +132,6 @@ class Scoring:
         return mass and mass * self.power(target_id)
 
     def _kept_mass(self, target_id: int, mass: float, log_normalizer: float) -> float:
-        """Return a mass after bans and the repetition penalty."""
         if target_id >= self.vocab_size or target_id in self.warpers.banned:
             return 0.0
         if self.warpers.repetition_penalty != 1.0 and target_id in self.seen:

@@ -26,19 +26,16 @@ from uag.projection.tree import DraftRow, Feed, FloatArray, IntArray, Node, Sear
 from uag.proposal import Proposal
 
 _SUPPORT = 32
-"""Number of draft tokens read per distribution, the most probable (with noise: the best scored) first. Increase to find
-rarer target tokens; decrease to encode less."""
+"""Draft tokens read per distribution, the most probable (with noise: the best scored) first."""
 
 _SUPPORT_WITH_NOISE = 96
 """`_SUPPORT` with noise, which lifts rarer tokens."""
 
 _MASS_READ = 0.995
-"""Share of the mass that is read with noise, where each token is selected in proportion to its mass. Increase to accept
-more candidates; decrease to encode less."""
+"""Share of the mass that is read with noise, where each token is selected in proportion to its mass."""
 
 _MAX_BRANCHES = 1
-"""Maximum number of draft passes per target token that leave the current path. Increase to propose more accurately;
-decrease to run fewer passes."""
+"""Draft passes per target token that leave the current path."""
 
 _LEAST_MASS = 1e-30
 """Minimum mass of the root, because confidences are divided by it."""
@@ -61,15 +58,7 @@ class Visit:
 
 
 class Tally:
-    """The closed masses of one search; `num_targets` is the size of the target's tokenizer.
-
-    Attributes:
-        is_plain: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
-        closed: maps a target token to the mass of continuations that begin with it.
-        visits: the nodes that were expanded.
-        root_mass: mass of all continuations that agree with the committed text.
-        log_normalizer: logsumexp of the logits at the root.
-    """
+    """The closed masses of one search; `num_targets` is the size of the target's tokenizer."""
 
     def __init__(self, scoring: Scoring, num_targets: int) -> None:
         self.scoring = scoring

@@ -7,22 +7,19 @@ from uag.projection.scoring import Scoring
 from uag.projection.tree import FloatArray, IntArray
 
 _NEGLIGIBLE = 1e-5
-"""Values below this share of the largest are not ranked. Decrease to find rarer tokens; increase to rank fewer."""
+"""Values below this share of the largest are not ranked."""
 
 _FAINT = 1e-9
 """`_NEGLIGIBLE` where options may ban larger values."""
 
 _NUM_WEIGHED = 1024
-"""Number of most probable draft tokens among which noise selects. Increase to find rarer tokens at high temperatures
-without top-k and top-p; decrease to encode fewer."""
+"""Most probable draft tokens among which noise selects."""
 
 _SHORTLIST = 128
-"""Number of ids that are scored when options act on single tokens. Increase to find rarer tokens; decrease to save
-time."""
+"""Ids that are scored when options act on single tokens."""
 
 _BEST_WEIGHED = 24
-"""Number of draft tokens that are read because the noise favors them. Increase to find rarer tokens; decrease to encode
-less."""
+"""Draft tokens that are read because the noise favors them."""
 
 
 def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> IntArray:
@@ -59,10 +56,7 @@ def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
 
 
 def _favored(scoring: Scoring, probs: FloatArray, first_target: TargetReader | IntArray) -> IntArray:
-    """Return the `_BEST_WEIGHED` draft tokens whose probabilities, times the powers of the noise, are largest.
-
-    The noise of a draft token is that of its first target token, which must be encoded.
-    """
+    """Return the likely draft tokens whose probabilities, times their target tokens' powers of noise, are largest."""
     listed = largest(probs, _NUM_WEIGHED)
     return listed[largest(probs[listed] * scoring.powers(first_target[listed]), _BEST_WEIGHED)]
 

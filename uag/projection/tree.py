@@ -20,8 +20,6 @@ class Node:
     """One draft token in the tree of continuations that were run through the draft.
 
     Attributes:
-        parent: the token before it.
-        draft_id: its id in the draft's vocabulary.
         text: the bytes it covers; empty for control tokens.
         end: offset in the row's text where its text ends.
         depth: number of draft tokens before it in the row.

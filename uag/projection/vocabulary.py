@@ -31,12 +31,6 @@ class Neighbors(NamedTuple):
 class SortedBytes:
     """The byte strings of a vocabulary in byte order, so that a byte prefix is a range; ids without bytes are skipped.
 
-    Attributes:
-        texts: the byte strings in order.
-        ids: the id of each byte string.
-        max_length: length of the longest byte string.
-        neighbors: returns the `Neighbors` of a text; cached, since text is repetitive.
-
     >>> vocabulary = SortedBytes([b"a", b"ab", None, b"b"])
     >>> vocabulary.prefix_range(b"a")
     (0, 2)
@@ -95,10 +89,8 @@ class VocabularyMap:
 
     Attributes:
         is_identity: whether the two tokenizers are the same, so that ids need no translation.
-        target_bytes: [target_vocab_size], bytes of each target id, None for control tokens.
-        draft_bytes: [draft_vocab_size], bytes of each draft id, None for control tokens.
-        target_sorted: the target's texts in byte order.
-        draft_sorted: the draft's texts in byte order.
+        target_bytes, draft_bytes: bytes of each id, None for control tokens.
+        target_sorted, draft_sorted: these texts in byte order.
         is_closed: [draft_vocab_size] bool, whether no longer target token begins with the draft token's text, so that
             it decides the first target token of any text that it begins.
         control_to_draft: maps a target control id to the draft ids with the same meaning, which may be empty.

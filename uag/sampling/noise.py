@@ -25,11 +25,10 @@ from uag import forks
 from uag.hf.devices import default_generator
 
 _MAX_KEPT_BYTES = 1 << 28
-"""Maximum size of the noise kept for rows that lag behind; older draws are repeated from their generator state when
-needed. Increase to repeat fewer draws; decrease to save memory."""
+"""Noise kept for rows that lag behind; older draws are repeated from their generator state when needed."""
 
 _MIN_KEPT_STEPS = 8
-"""Minimum number of steps to keep. Increase for longer blocks without repeated draws; decrease to save memory."""
+"""Steps to keep, at least, so that blocks repeat no draws."""
 
 _holders: "weakref.WeakValueDictionary[torch.Generator, NoiseTape]" = weakref.WeakValueDictionary()
 """The call that follows each generator, for calls that overlap in several threads; one may end without `finish`."""

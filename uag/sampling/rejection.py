@@ -69,19 +69,11 @@ def proposal_probs(
     seen: Collection[int] = (),
     log_normalizer: float = 0.0,
 ) -> Probs | None:
-    """Return the distribution over the target's ids that the draft samples its proposal from.
+    """Return the distribution over the target's ids that the draft samples from, or None if the options leave no token.
 
-    The closer it is to the target's, the more are accepted: the target's options are applied, in transformers' order.
-
-    Args:
-        probs: [draft_vocab_size] the draft's distribution.
-        vocab_size: size of the target's head; heads of equal tokenizers may be padded differently.
-        warpers: the options that the draft applies.
-        seen: ids that the repetition penalty applies to.
-        log_normalizer: logsumexp of the logits of `probs`; needed for the penalty.
-
-    Returns:
-        [vocab_size] float64; None if the options leave no token.
+    The closer it is to the target's, the more are accepted: the target's options are applied, in transformers' order,
+    to `probs` [draft_vocab_size]. Heads of equal tokenizers may be padded differently, so [vocab_size] float64 are
+    returned. `log_normalizer` is the logsumexp of the logits of `probs`, for the penalty of ids in `seen`.
     """
     size = min(probs.size, vocab_size)
     with np.errstate(divide="ignore"):

@@ -41,9 +41,6 @@ class Selector:
             rows: index of each row in the batch.
             ids: maps (line, position) to the ids [1, length] before that position.
             candidates: each row's candidates.
-
-        Returns:
-            The selected ids of each row; a row may end after its first mismatch.
         """
         if self.is_position_free and not self.choice.is_sequential:
             return self._select_at_once(logits, steps, rows, candidates)
@@ -80,7 +77,6 @@ class Selector:
 
 
 def _of_row(processor: Any, row: int) -> Any:
-    """Return a processor of a batch, or a copy that processes one of its rows."""
     num_pads = getattr(processor, "prompt_ignore_length", None)  # of a repetition penalty, per row
     if not isinstance(num_pads, torch.Tensor):
         return processor

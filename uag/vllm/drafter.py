@@ -81,13 +81,8 @@ class Request:
 class RequestDrafter:
     """Drafts for the requests that an engine runs.
 
-    Args:
-        model, pair: the draft model and the tokenizers.
-        vocab_size: size of the target's head; ids at or above it are not proposed.
-        min_confidence, max_cached_tokens: as in `uag.vllm.Settings`.
-
-    Raises:
-        UnsupportedError: the draft cannot draft, is an encoder-decoder, or keeps states.
+    Ids at or above `vocab_size`, the size of the target's head, are not proposed; other arguments as in
+    `uag.vllm.Settings`.
     """
 
     def __init__(
@@ -203,7 +198,6 @@ class RequestDrafter:
             self.model.books[0].put(place, alone)
 
     def _draft(self, limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
-        """Append candidates of the batch's requests to `proposals`."""
         steps = {}
         for place, (i, request) in enumerate(self.requests.items()):
             request.proposals = proposals[i]
@@ -216,11 +210,7 @@ class RequestDrafter:
 
 
 def open_for_requests(model: Any, num_ids: int) -> TorchPasses:
-    """Return the passes of a draft whose rows come and go.
-
-    Raises:
-        UnsupportedError: the draft cannot draft, is an encoder-decoder, or keeps states.
-    """
+    """Return the passes of a draft whose rows come and go; refuse one that cannot have such rows."""
     check_draft(model)
     reason = ""
     if model.config.is_encoder_decoder:

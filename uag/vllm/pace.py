@@ -28,11 +28,7 @@ class Pace:
     def plan(self, sizes: Sequence[int], num_requests: int, now: float, outcomes: Sequence[RowOutcome]) -> int:
         """Learn from the step that has just ended, and return the maximum number of candidates per request.
 
-        Args:
-            sizes: number of ids of each request; empty if a request cannot take candidates now.
-            num_requests: number of requests that can take candidates.
-            now: time of the engine's call, in seconds.
-            outcomes: outcomes of the last round's candidates.
+        `sizes` are the numbers of ids of each request; empty if a request cannot take candidates now.
         """
         if not self._has_clock:
             return MAX_CANDIDATES

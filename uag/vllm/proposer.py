@@ -23,12 +23,10 @@ from uag.vllm.drafter import RequestDrafter, ServingStats
 logger = logging.getLogger("vllm.uag")  # a child of vLLM's logger, whose handlers it uses
 
 _MAX_PAUSE = 1024
-"""Maximum number of steps without drafting after repeated errors. Increase to waste less on a lasting error; decrease
-to resume sooner after a temporary one."""
+"""Steps without drafting, at most, after repeated errors."""
 
 _CONFIDENCE_WITHOUT_CLOCKS = 0.2
-"""`min_confidence` if ranks may not use their clocks. Decrease to draft more aggressively; increase to reduce wasted
-passes."""
+"""`min_confidence` if ranks may not use their clocks."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Settings:
         device: of the draft; None for the target's.
         min_confidence: draft for a request while the probability that all its candidates are accepted is at least this;
             0 always drafts `num_speculative_tokens`. None drafts as many as pay off at the engine's measured speed.
-        max_cached_tokens: slots of the draft's cache. Increase for more or longer requests; decrease to save memory.
+        max_cached_tokens: slots of the draft's cache; more of them serve more or longer requests.
     """
 
     draft: str
@@ -198,7 +196,6 @@ class Proposer:
         return candidates
 
     def _valid(self, proposals: Sequence[Proposal]) -> list[int]:
-        """Return the ids up to the first one outside the target's vocabulary."""
         ids = (int(proposal.target_id) for proposal in proposals)
         return list(takewhile(range(self.vocab_size).__contains__, ids))
 
@@ -217,7 +214,6 @@ class Proposer:
 
 
 def _target_tokenizer(model_config: Any, name: str | None) -> Any:
-    """Load the tokenizer that the settings name, or the one that vLLM uses."""
     if name is not None:
         return load_tokenizer(name)
     if not model_config.tokenizer:

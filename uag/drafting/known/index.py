@@ -17,19 +17,16 @@ END = -1
 models use for images, are stored as this one."""
 
 NUM_LAST = 64
-"""Maximum length of a match, in ids. Increase to tell similar texts apart; decrease for faster searches."""
+"""Ids of the longest match."""
 
 _FEW = 16
-"""Number of places that are compared with all last ids at once; more are first narrowed, one id at a time. Increase or
-decrease for faster searches."""
+"""Places that are compared with all last ids at once; more are first narrowed, one id at a time."""
 
 _NUM_UNSORTED, _UNSORTED_SHARE = 16_384, 1 / 32
-"""Ids that are searched without being sorted: this number, or this share of all if it is more. Increase to sort less
-often; decrease for faster searches."""
+"""Ids that are searched without being sorted: this number, or this share of all if it is more."""
 
 _DROPPED_SHARE = 1 / 32
-"""Share of a full index that is dropped at once, because the rest is moved and sorted again. Increase to do so less
-often; decrease to keep more texts."""
+"""Share of a full index that is dropped at once, because the rest is moved and sorted again."""
 
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 """Multipliers of the hash of a pair. Of its 64 bits the upper 32 are used, because they are mixed best."""
@@ -80,14 +77,7 @@ class KnownIds:
         self.end += len(new)
 
     def find(self, last_ids: Sequence[int]) -> tuple[int, Places]:
-        """Return how many of the last ids of a text match at most, up to `NUM_LAST`, and all places after such matches.
-
-        Args:
-            last_ids: the last ids, at least `NUM_LAST` if there are so many.
-
-        Returns:
-            The number, 0 if there is no match; and the places, ascending.
-        """
+        """Return how many of the last ids of a text match at most (up to `NUM_LAST`), and the places after matches."""
         last = np.full(NUM_LAST + 1, _NO_ID)
         last[: min(len(last_ids), NUM_LAST)] = last_ids[: -NUM_LAST - 1 : -1]  # the last one first
         places = self._places_after(*last[:2].tolist())

@@ -16,16 +16,13 @@ from uag.errors import LoadingError, OptionError, PairError
 from uag.proposal import num_equal
 
 _MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST
-"""Minimum and maximum size. Increase the minimum to refuse memories that hold less than one text; decrease it to allow
-them. Places are numbers of 32 bits."""
+"""Minimum and maximum size: one text, and places of 32 bits."""
 
 _NUM_SHARED = 16
-"""Fewest ids that show that the beginning of a prompt is stored, and that are stored again before the rest. Increase to
-find the rest after longer matches; decrease to store less again."""
+"""Fewest ids that show that the beginning of a prompt is stored, and that are stored again before the rest."""
 
 _MAX_COMPARED = 4
-"""Maximum number of stored texts with which a prompt is compared. Increase to store less of it again; decrease to add
-texts faster."""
+"""Stored texts with which a prompt is compared."""
 
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
@@ -98,14 +95,9 @@ class Memory:
                 return num_known
 
     def look_up(self, last_ids: Sequence[int], num: int) -> tuple[int, list[int]]:
-        """Return how many of the last ids of a text are stored together, and what followed their latest occurrence.
+        """Return how many of a text's last ids are stored together, and up to `num` ids that followed the latest match.
 
-        Args:
-            last_ids: the last ids of the text, at least `NUM_LAST` if it has so many.
-            num: maximum number of following ids.
-
-        Returns:
-            The number, at most `NUM_LAST`, and the following ids.
+        `last_ids` are at least `NUM_LAST`, if the text has so many, which is also the most that match.
         """
         with self._lock:
             return self._known.look_up(last_ids, num)

@@ -24,15 +24,13 @@ Expected = str | tuple[int, ...]
 """A prediction: text, or target ids."""
 
 _START = [np.iinfo(np.int32).max] * 8
-"""Precedes predictions and outputs, so that their beginnings match. No vocabulary has this id. Increase the number to
-propose more of a prediction at first; decrease to lose less on wrong ones."""
+"""Precedes predictions and outputs, so that their beginnings match: an id that no vocabulary has."""
 
 _IN_WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
 """The beginning of an id that continues a word; bytes from 128 on are parts of letters in most texts."""
 
 _PIECE = 16_384
-"""Bytes of a text that are encoded at once: before the first round, and when the output nears the end of what was
-encoded."""
+"""Bytes of a text that are encoded at once, when the output nears the end of what was encoded."""
 
 _NUM_UNSETTLED_BYTES = 32
 """Bytes at the end of a piece whose ids are not used, because the text after them may change them."""
@@ -42,12 +40,7 @@ _NUM_AHEAD = 128
 
 
 class _Text:
-    """One prediction for one row.
-
-    Attributes:
-        known: its ids so far, after `_START`.
-        place: the index of the next id, or of the id where the output left it.
-    """
+    """A prediction for a row: its ids so far, and the index of the next one, or of the one where the output left it."""
 
     def __init__(self, pieces: Iterator[Sequence[int]], adapter: TokenizerAdapter | None) -> None:
         self.known, self._pieces, self._adapter = KnownIds(), pieces, adapter
@@ -57,7 +50,6 @@ class _Text:
         self.read_on(self.place)
 
     def read_on(self, place: int) -> None:
-        """Encode more where the output nears its end."""
         if place + _NUM_AHEAD > self.known.end:
             self.known.append(next(self._pieces, ()))
 
@@ -82,14 +74,9 @@ class _Text:
 
 
 class PredictionSource(KnownSource):
-    """Candidates from the predictions for each row of one call.
+    """Candidates from the predictions for each row of one call; see `read_predictions`.
 
-    Args:
-        prediction: see `read_predictions`.
-        num_rows: number of rows of the batch.
-        vocab_size: size of the target's head.
-        find_adapter: returns the adapter of the target's tokenizer, or None; called if a prediction is text.
-        rates: see `KnownSource`.
+    `find_adapter` returns the adapter of the target's tokenizer, or None, and is called if a prediction is text.
 
     Raises:
         OptionError: the prediction is invalid, or has ids that the target lacks.
@@ -134,7 +121,6 @@ class PredictionSource(KnownSource):
         ]
 
     def _look_up(self, row: int, num: int) -> tuple[int, list[int]]:
-        """Look up the likeliest guess; ties go to the longest match."""
         text = self._rows[row]
         guesses = text.guesses(self._last_ids[row]) if text else []
         if not text or not guesses:
@@ -153,8 +139,7 @@ class PredictionSource(KnownSource):
 def known_ids(text: Expected, adapter: TokenizerAdapter | None, prompt: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield target ids, or a text as the target would write it after a prompt, in pieces.
 
-    A text is encoded with the dummy spaces that the target's tokenizer adds and without what it cannot represent.
-    `adapter` may be None for ids.
+    A text gets the dummy spaces that the target's tokenizer adds, and loses what it cannot represent.
     """
     if adapter is None or isinstance(text, tuple):
         yield text  # type: ignore[misc]

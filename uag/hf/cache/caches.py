@@ -1,7 +1,4 @@
-"""Inspects caches, and moves, cuts and rolls back their slots.
-
-Keys and values are always [rows, heads, slots, head_dim].
-"""
+"""Inspects caches, and moves, cuts and rolls back their slots. Keys and values are [rows, heads, slots, head_dim]."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -183,7 +180,7 @@ def crop(cache: Any, num_tokens: int) -> None:
 
 
 _SPARE_SLOTS = 16
-"""Spare slots after `take_slots`. Increase to copy less often; decrease to use less memory."""
+"""Spare slots after `take_slots`."""
 
 
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:

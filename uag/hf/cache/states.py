@@ -62,17 +62,13 @@ class States:
 
 
 MAX_COPIES = 16
-"""Maximum copies of states per row. Increase to run fewer tokens again after a rollback; decrease to save memory."""
+"""Copies of states per row; with more, fewer tokens run again after a rollback."""
 
 Copy = TypeVar("Copy")
 
 
 class Copies(Generic[Copy]):
-    """At most `max_copies` (3 or more) copies of a row's states. The older the copies, the wider apart.
-
-    Attributes:
-        by_length: the copies by number of tokens, ascending.
-    """
+    """At most `max_copies` (3 or more) copies of a row's states, by length. The older the copies, the wider apart."""
 
     def __init__(self, max_copies: int = MAX_COPIES) -> None:
         self.by_length: dict[int, Copy] = {}
