@@ -91,7 +91,6 @@ class TokenizerAdapter(ABC):
 
     @property
     def is_exact(self) -> bool:
-        """Whether every text can be represented byte for byte."""
         return self.loss is None
 
     def join(self, ids: Iterable[int]) -> bytes | None:

@@ -166,7 +166,6 @@ class Assistant:
         return state | {"learned": learned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state of `__getstate__`, and create the rest."""
         learned = state.pop("learned")
         vars(self).update(state)
         self._prepare(learned)
@@ -207,12 +206,8 @@ class Assistant:
         # Positional, because some classes name their first parameter differently (Whisper).
         positional = () if inputs is None else (inputs,)
         # transformers does not pass these to a custom_generate callable.
-        options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
-        options |= {
-            "num_assistant_tokens": generate_hook.take_length(kwargs),
-            "streamer": streamer,
-            "synced_gpus": synced_gpus,
-        }
+        options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer, "streamer": streamer}
+        options |= {"num_assistant_tokens": generate_hook.take_length(kwargs), "synced_gpus": synced_gpus}
 
         # Has no parameter that transformers would take from `kwargs`, as it takes `stop_strings` for `__call__`.
         def decode(model: Any, input_ids: Any, inputs_tensor: Any = None, **prepared: Any) -> Any:
@@ -243,9 +238,8 @@ class Assistant:
             PairError: there are stop strings, and the target's tokenizer is unknown.
         """
         generate_hook.refuse_prepared(model, generation_config)
-        stopping_criteria = generate_hook.with_stop_strings(
-            stopping_criteria, stop_strings, tokenizer or self.tokenizer
-        )
+        known = tokenizer or self.tokenizer
+        stopping_criteria = generate_hook.with_stop_strings(stopping_criteria, stop_strings, known)
         if num_assistant_tokens is not None and not is_whole(num_assistant_tokens, 0):
             raise OptionError(
                 f"num_assistant_tokens={num_assistant_tokens!r} must be a whole number of 0 or more, or None."
@@ -255,12 +249,7 @@ class Assistant:
         with self._session() as session, inspection.inspected_once(model), switched(self.options.own_kernels):
             try:
                 call = Call(
-                    model=model,
-                    input_ids=input_ids,
-                    logits_processor=logits_processor,
-                    stopping_criteria=stopping_criteria,
-                    generation_config=generation_config,
-                    model_kwargs=model_kwargs,
+                    *(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs),
                     source_ids=inputs_tensor if model.config.is_encoder_decoder else None,
                     streamer=streamer,
                     options=self.options,

@@ -49,7 +49,6 @@ class Warpers:
 
     @property
     def truncates(self) -> bool:
-        """Whether any option removes tokens."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     def truncate(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -108,7 +108,6 @@ class Stats(RowStats):
         return _ratio(self.total_s - self.first_token_s, max(num_tokens - 1, 0))
 
     def start(self, batch_size: int) -> None:
-        """Begin a call of `batch_size` rows."""
         self.batch_size = batch_size
         self.rows = [RowStats() for _ in range(batch_size)]
 
@@ -148,7 +147,6 @@ class Stats(RowStats):
         return "\n".join(self._lines())
 
     def summary(self) -> str:
-        """Return one line for logging."""
         return "; ".join(self._lines())
 
     def _lines(self) -> list[str]:
@@ -196,7 +194,6 @@ class Totals(RowStats):
     total_s: float = 0.0
 
     def add(self, stats: Stats) -> None:
-        """Add one call."""
         with _lock:
             self.num_calls += 1
             self.num_fallbacks += bool(stats.fallbacks)

@@ -248,7 +248,6 @@ class _Watched(Drafter):
             self._fail(f".{method} draws random numbers, although `draws` is False. Remove that, or use a generator.")
 
     def check_end(self) -> None:
-        """Check that nothing of the call is kept."""
         if any(passed() is not None for _, passed in self._passed):
             gc.collect()  # a circle of references is no fault
         if kept := [name for name, passed in self._passed if passed() is not None]:

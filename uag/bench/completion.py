@@ -38,11 +38,9 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The text after the prompt."""
         return "".join(self.texts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the completion as plain data for JSON."""
         return asdict(self) | {"text": self.text, "stats": self.stats.to_dict()}
 
 

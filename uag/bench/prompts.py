@@ -22,7 +22,6 @@ class Prompt:
 
     @property
     def content(self) -> Content:
-        """The text, or the messages of a conversation."""
         return self.text or list(self.messages)
 
 

@@ -55,12 +55,10 @@ class Call:
 
     @cached_property
     def stopping(self) -> Stopping:
-        """The stopping criteria, grouped by what they need."""
         return Stopping(self.stopping_criteria)
 
     @cached_property
     def vocab_size(self) -> int:
-        """The size of the target's head."""
         return models.head_size(self.model)
 
     def __post_init__(self) -> None:

@@ -45,7 +45,6 @@ class Drafts:
         return [frozenset(ids) for ids in self.call.input_ids.tolist()]
 
     def start(self) -> None:
-        """Pass the prompts to the drafter."""
         call, rows = self.call, self.rows
         mask = call.model_kwargs.get("attention_mask")
         prompts = call.input_ids.tolist()
@@ -169,7 +168,6 @@ class Drafts:
             self.lookahead.learn_round(Round(num_candidates, *times, num_tokens=num_tokens))
 
     def finish(self) -> None:
-        """Pass the complete outputs to the drafter."""
         self.drafter.finish([row.outputs[: row.end or None] for row in self.rows.all])
 
     def close(self) -> None:

@@ -77,7 +77,6 @@ class Independent:
                     rows.end_at(row, self._num_checked)
 
     def stream(self) -> None:
-        """Stream every step that all rows have passed."""
         streamer, rows = self.call.streamer, self.rows
         if streamer is None:
             return
@@ -125,7 +124,6 @@ class Ragged:
         return target.run(inputs, width, block.device, start_time)
 
     def undo(self) -> None:
-        """Roll the cache back to before the last pass, which is then repeated without candidates."""
         caches.crop(self.target.cache, caches.length(self.target.cache) - self._length)
 
     def keep(self, outcome: Outcome) -> None:

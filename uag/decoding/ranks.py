@@ -27,7 +27,6 @@ class Ranks:
 
     @classmethod
     def of(cls, model: Any) -> Self:
-        """Return the ranks that run `model`."""
         group = models.tensor_parallel_group(model)
         return cls() if group is None else cls(group, model.device)
 

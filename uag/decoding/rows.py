@@ -63,7 +63,6 @@ class Rows:
         return self.all[row].end > 0 and self.stopping.has_eos
 
     def is_done(self, row: int) -> bool:
-        """Whether no more tokens are added to a row."""
         if not self.all[row].end:
             return False
         max_length = self.stopping.max_length
@@ -71,7 +70,6 @@ class Rows:
         return self.batch_size == 1 or self.stopping.has_eos or is_full
 
     def active(self) -> list[int]:
-        """Return the rows that are not done."""
         return [row for row in range(self.batch_size) if not self.is_done(row)]
 
     def have_ended(self) -> bool:
@@ -109,7 +107,6 @@ class Rows:
             del progress.outputs[progress.end :], progress.sources[progress.end :]
 
     def reserve(self, num_outputs: int) -> None:
-        """Grow the buffer to hold at least this many outputs."""
         size = self.prompt_length + num_outputs
         if size > self.buffer.shape[1]:
             larger = self.buffer.new_zeros((self.batch_size, 2 * size))

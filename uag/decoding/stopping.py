@@ -4,15 +4,10 @@ import math
 from typing import Any
 
 import torch
-from transformers.generation.stopping_criteria import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import StoppingCriteriaList
+from transformers.generation import stopping_criteria as known
 
-_KNOWN = (MaxLengthCriteria, EosTokenCriteria, StopStringCriteria, MaxTimeCriteria)
+_KNOWN = (known.MaxLengthCriteria, known.EosTokenCriteria, known.StopStringCriteria, known.MaxTimeCriteria)
 
 
 class Stopping:

@@ -139,7 +139,6 @@ class Target:
 
     @property
     def cache(self) -> Any:
-        """The cache, under any of the names that models use."""
         return caches.cache_in(self.kwargs)
 
     def verified(self) -> tuple[Any, dict[int, int]]:

@@ -49,7 +49,6 @@ class Verdict:
 
     @property
     def fallback(self) -> str:
-        """What the statistics record, or an empty string."""
         if self.plain:
             return f"{self.plain}, so this call falls back to plain decoding"
         return self.lockstep if self.is_reported else ""

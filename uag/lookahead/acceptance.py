@@ -60,7 +60,6 @@ class AcceptanceModel:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new text."""
         self._set_text(self._pair * (_PRIOR / self._pair[0]))
 
     def _set_text(self, tally: npt.NDArray[np.float64]) -> None:

@@ -72,7 +72,6 @@ class Prices(NamedTuple):
     draft_candidate_s: float
 
     def round_s(self, num_candidates: float) -> float:
-        """Return the seconds of drafting and verifying `num_candidates` candidates."""
         return self.verify_s + self.draft_s + num_candidates * (self.verify_candidate_s + self.draft_candidate_s)
 
 
@@ -117,7 +116,6 @@ class Costs:
         return min([*self.plain, *blocks], default=self.least_plain_s)
 
     def prices(self) -> Prices:
-        """Predict costs."""
         guess = self.guess(self.plain_s)
         verify = self.block.fit((0.0, guess.verify_s), guess.verify_candidate_s)
         draft = self.draft.fit((0.0, guess.draft_s), guess.draft_candidate_s)

@@ -233,7 +233,6 @@ class Lookahead:
         self._price()
 
     def learn_round(self, done: Round) -> None:
-        """Learn from a round."""
         plain_s = self.costs.plain_s
         num_drafted = self._num_drafted_in(done)
         self._learn_passes(done, num_drafted)

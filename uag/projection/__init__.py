@@ -10,17 +10,6 @@ from uag.projection.shortlists import shortlist
 from uag.projection.tree import DraftRow, Feed, FloatArray, HasPath, Node, Search, forget_before, link
 
 __all__ = [
-    "DraftRow",
-    "Feed",
-    "FloatArray",
-    "HasPath",
-    "Node",
-    "Projection",
-    "Scoring",
-    "Search",
-    "TokenizerPair",
-    "forget_before",
-    "link",
-    "num_unfinished",
-    "shortlist",
-]
+    "DraftRow", "Feed", "FloatArray", "HasPath", "Node", "Projection", "Scoring", "Search", "TokenizerPair",
+    "forget_before", "link", "num_unfinished", "shortlist",
+]  # fmt: skip

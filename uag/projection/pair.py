@@ -118,5 +118,4 @@ class TokenizerPair:
 
     @cached_property
     def first_target(self) -> TargetReader:
-        """The first target token of a text, or of each draft token."""
         return TargetReader(self.target, self.maps)

@@ -58,7 +58,6 @@ class Scoring:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the target samples."""
         return self.noise is not None
 
     @property
@@ -96,7 +95,6 @@ class Scoring:
 
     @cached_property
     def _least_noise(self) -> float:
-        """The noise below which powers would overflow."""
         return max(_LEAST_NOISE, float(_MOST_POWER ** (-1.0 / self.warpers.temperature)))
 
     def _power(self, noise: float) -> float:
@@ -127,7 +125,6 @@ class Scoring:
         return mass * best
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
-        """Return the score of a target token with this mass."""
         mass = self._kept_mass(target_id, mass, log_normalizer)
         return mass and mass * self.power(target_id)
 

@@ -71,7 +71,6 @@ class Tally:
         self._leading: int | None = None
 
     def add(self, target_id: int, mass: float, visit: Visit) -> None:
-        """Add mass of continuations that begin with a target token."""
         if target_id == NO_TOKEN:
             return
         total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
@@ -86,7 +85,6 @@ class Tally:
         self.root_mass = max(self.root_mass - mass, _LEAST_MASS)
 
     def decide(self) -> Proposal | None:
-        """Return the target token with the best score, or None."""
         # Scores only grow, so the token that led last has the best score.
         target_id = self._leading if self.is_plain else self.scoring.choose(self.closed, self.log_normalizer)
         if target_id is None:

@@ -47,7 +47,6 @@ class SortedBytes:
         self.neighbors = lru_cache(_MAX_REMEMBERED)(copy(self)._find_neighbors)  # of a copy, which makes no cycle
 
     def prefix_range(self, prefix: bytes) -> tuple[int, int]:
-        """Return the half-open range of positions whose text begins with `prefix`."""
         low = bisect_left(self.texts, prefix)
         stem = prefix.rstrip(b"\xff")
         if not stem:
@@ -78,7 +77,6 @@ class SortedBytes:
         return tuple(ids)
 
     def has_longer(self, text: bytes) -> bool:
-        """Whether a longer token begins with `text`."""
         after = bisect_right(self.texts, text)
         return after < len(self.texts) and self.texts[after].startswith(text)
 

@@ -109,7 +109,6 @@ class NoiseTape:
 
     @contextmanager
     def exposed(self, step: int) -> Iterator[None]:
-        """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
         self._move(step)
         try:
             yield

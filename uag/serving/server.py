@@ -206,7 +206,6 @@ class Server:
         self._server.config.app.middleware("http")(refuse)
 
     def example(self) -> str:
-        """Return a shell command that sends a request."""
         body: dict[str, Any] = {"model": self.target, "max_tokens": 64}
         if getattr(self._processor, "chat_template", None):
             path, body["messages"] = "chat/completions", [{"role": "user", "content": "Tell me a story."}]

@@ -72,7 +72,6 @@ class Request:
     proposals: list[Proposal] = field(default_factory=list)
 
     def is_continued_by(self, ids: IdArray) -> bool:
-        """Whether `ids` begin with this request's ids."""
         size = self.ids.size
         can_be = size <= ids.size and self.ids[-1] == ids[size - 1]  # cheap, for hundreds
         return bool(can_be and (self.ids == ids[:size]).all())

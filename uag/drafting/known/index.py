@@ -58,7 +58,6 @@ class KnownIds:
 
     @property
     def ids(self) -> Ids:
-        """The ids that are kept."""
         return self._ids[_FIRST : self.end]
 
     def append(self, ids: Sequence[int] | Ids) -> None:

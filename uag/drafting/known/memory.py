@@ -63,7 +63,6 @@ class Memory:
         self._known = KnownIds(max_tokens)
 
     def __len__(self) -> int:
-        """Return the number of stored tokens."""
         with self._lock:
             return int(np.count_nonzero(self._known.ids != END))
 
@@ -158,7 +157,6 @@ class Memory:
             return {"max_tokens": self.max_tokens, "tokenizer": self.tokenizer, "ids": self._known.ids.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state of `__getstate__`, and build the index."""
         ids = state["ids"]
         if ids.dtype != np.int32 or ids.ndim != 1 or ids.min(initial=END) < END:
             raise ValueError("it has no valid ids")

@@ -109,11 +109,9 @@ class PredictionSource(KnownSource):
 
     @property
     def may_propose(self) -> bool:
-        """Whether there is a prediction."""
         return any(self._predictions)
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
-        """Start new sequences; an encoder's text is no prediction."""
         super().start([_START] * len(prompts))
         self._rows = [
             _Text(known_ids(text, self._adapter, prompt), self._adapter) if text else None

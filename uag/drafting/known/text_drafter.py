@@ -61,7 +61,6 @@ class TextDrafter(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """The number of calls of the source, and their seconds."""
         return self._counts
 
     def serving(self, adapter: TokenizerAdapter | None) -> Self:
