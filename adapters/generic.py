@@ -1,8 +1,4 @@
-"""Any other tokenizer, through its public methods only. Slow; used if no other adapter supports the tokenizer.
-
-A continuation is encoded after a known anchor text. If the ids do not decode to the same bytes, the text is spelled
-with the longest matching tokens.
-"""
+"""Any other tokenizer, through its public methods only: slow. A continuation is encoded after a known anchor text."""
 
 import re
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Mistral's own backend (`MistralCommonBackend`) with Tekken, a byte-level BPE run by tiktoken.
-
-The backend's older SentencePiece models need no adapter of their own.
-"""
+"""Mistral's own backend (`MistralCommonBackend`) with Tekken, a byte-level BPE run by tiktoken."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Base of the adapters for Rust tokenizers: a second encoder over the same model, for continuations.
-
-It has no special tokens, no post-processor, no truncation and only the normalizers that the family keeps.
-"""
+"""Base of the adapters for Rust tokenizers: a second encoder over the same model, for continuations."""
 
 import copy
 import json

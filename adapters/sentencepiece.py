@@ -53,10 +53,7 @@ class SentencePieceAdapter(RustAdapter):
         return 20 if mark is not None or _keeps_raw_text(backend) else 0
 
     def _starts_of_names(self) -> str:
-        """Return a pattern for the first characters of control names in a text; encoding them alone splits the name.
-
-        T5 would encode "</s>" as the control token, the demo draft "<0x41>" as a byte.
-        """
+        """Return a pattern for the first characters of names like "</s>" in a text; encoded alone, they split it."""
         names = [name for name, i in self._vocabulary.items() if i in self._textless_ids and len(name) > 1]
         return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
 

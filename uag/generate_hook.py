@@ -90,8 +90,7 @@ def options_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
 def streamer_of_call(model: Any) -> Any:
     """Return the streamer of the innermost running `generate` call of a model, or None.
 
-    transformers passes a streamer only to its own loops, so the reader of `generate(custom_generate=..., streamer=...)`
-    would wait forever. The streamer is read from the frame of `generate`, by the names of its public parameters.
+    transformers passes a streamer only to its own loops. It is read from the frame of `generate`, by public names.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -128,8 +127,7 @@ def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
 def take_length(kwargs: dict[str, Any]) -> Any:
     """Pop `num_assistant_tokens` from a call's keywords, or read it from the passed config; None if neither has it.
 
-    The model's own config is ignored, because the caller may be unaware of it. So is a number with a non-constant
-    schedule.
+    The model's own config is ignored, because the caller may be unaware of it, and so is a non-constant schedule.
     """
     config = kwargs.get("generation_config")
     schedule = kwargs.get("num_assistant_tokens_schedule", getattr(config, "num_assistant_tokens_schedule", None))

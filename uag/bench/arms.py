@@ -139,8 +139,8 @@ def run_arm(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Run one arm once on one batch, with the same seed as every other arm.
 
-    Returns the target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and
-    seconds, tokens, passes and statistics, named as in `Record` and summed over rows.
+    Returns target ids without the prompt, [batch_size, num_steps], int64, and figures named as in `Record`, summed over
+    rows.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)

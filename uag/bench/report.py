@@ -129,10 +129,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def conclusions(records: Records) -> Row:
-    """Return the conclusions, ready for JSON.
-
-    `tax` is what uag costs when nothing is accepted, against uag without a draft, None if that was not measured.
-    """
+    """Return the conclusions, ready for JSON; `tax` is what uag costs when nothing is accepted, if it was measured."""
     rows, arms = figures(records), by_arm(records)
     useless, no_draft = arms.get(USELESS, []), arms.get(WITHOUT_DRAFT, [])
     tax, ratio = None, speed(no_draft, useless)

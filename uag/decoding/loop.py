@@ -157,8 +157,7 @@ def _run_pass(
 def _why_repeat(call: Call, target: Target, rows: Rows, candidates: Candidates, logits: torch.Tensor) -> str:
     """Return why a pass must not have candidates, and record what makes the rest of the call depend on them.
 
-    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN, except in uag's kernels. So if candidates
-    overflow, they make the first token of their row NaN, and all of its logits.
+    0 times NaN is NaN, except in uag's kernels. So candidates that overflow make their row's first token NaN, too.
     """
     if dependence := target.watch.found:
         if call.options.draft_independent:

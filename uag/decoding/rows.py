@@ -18,10 +18,8 @@ _FIRST_CAPACITY = 64
 class Progress:
     """The progress of one row.
 
-    Attributes:
-        end: number of output steps after which a criterion ended the row; 0 while none has.
-        rounds: for each round, the sources of its candidates, and the numbers of outputs before and after it.
-        num_counted: number of outputs of the prefill and of these rounds.
+    `end` is the number of output steps after which a criterion ended the row; 0 while none has. `rounds` has, for each
+    round, the sources of its candidates, and the numbers of outputs before and after it.
     """
 
     outputs: list[int] = field(default_factory=list)
@@ -32,10 +30,7 @@ class Progress:
 
 
 class Rows:
-    """All rows of a call.
-
-    `buffer` [batch_size, capacity] int64 has prompts, outputs, then the candidates that are being verified.
-    """
+    """All rows of a call; `buffer` [batch_size, capacity] int64 has prompts, outputs and the current candidates."""
 
     def __init__(self, call: Call) -> None:
         self.stopping = call.stopping

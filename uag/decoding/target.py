@@ -1,7 +1,4 @@
-"""The target's passes, the rollback of its cache, and the number of candidates that its positions allow.
-
-Here, every row keeps the same number of tokens of a pass; see `uag.decoding.independent` for rows of different lengths.
-"""
+"""The target's passes, the rollback of its cache, and the number of candidates that its positions allow."""
 
 import logging
 from collections.abc import Sequence
@@ -86,10 +83,7 @@ class Limits:
         return f"has only {self._max_positions} positions" if is_beyond else ""
 
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
-        """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
-
-        A row that is ahead, or that ends early, would change what the passes compute for the others.
-        """
+        """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string."""
         # Rows that lag are padded with at most as many slots as the other rows write.
         is_before = max_length is not None and (max_length + self.num_hidden) * batch_size <= self._cut.at
         return "" if is_before else self._cut.why
@@ -153,10 +147,7 @@ class Target:
         return budget
 
     def read(self, rows: Rows) -> torch.Tensor:
-        """Run the prompts as plain decoding does, and return logits [batch_size, 1, vocab_size], float32.
-
-        The pass has no candidates, since its kernels may round by its length.
-        """
+        """Run the prompts without candidates, and return logits [batch_size, 1, vocab_size], float32."""
         ids, start_time = rows.buffer[:, : rows.prompt_length], clock.now()
         with self.kernels.reading():
             outputs = passes.prefill(self.model, ids, self.config, self.kwargs)

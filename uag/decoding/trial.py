@@ -2,12 +2,10 @@
 
 It runs a few passes over synthetic ids through `Target`, as a call does, each one token later than the one before it.
 So the same tokens are computed at several places of blocks of several widths. With uag's kernels, their logits should
-be equal bit for bit. Then the number of candidates does not matter, and the draft cannot change the output in any
-dtype. Because bits can be equal by luck, above all in bfloat16, the trial also looks for operations of PyTorch that
-may round by the number of tokens (`uag.kernels.rounding`), and compares the kernels' logits with PyTorch's.
+be equal bit for bit. Because bits can be equal by luck, the trial also looks for operations of PyTorch that may round
+by the number of tokens (`uag.kernels.rounding`), and compares the kernels' logits with PyTorch's.
 
-The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
-refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
+In training mode, a target whose passes draw random numbers is refused: plain decoding draws once per token.
 """
 
 import copy
@@ -49,10 +47,7 @@ rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a target's passes, with uag's `kernels` or PyTorch's operations alone.
-
-    With `num_slots`, all passes have the call's fixed width, over a static cache of this size.
-    """
+    """A way to run passes; with `num_slots`, all have the call's fixed width, over a static cache of this size."""
 
     kernels: OwnKernels = field(default_factory=OwnKernels)
     num_slots: int = 0
@@ -81,8 +76,8 @@ class Trial:
 def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
     """Return the result of a way's trial, which runs once per model, mode and kind of cache, on all ranks together.
 
-    In a call whose rows advance independently (`is_ragged`), padding must not change a row either. Changes that the
-    caller trusts are not tried: they may observe each pass.
+    With `is_ragged`, padding must not change a row either. Changes that the caller trusts are not tried: they may
+    observe each pass.
     """
     model, num_rows, is_static = call.model, _num_rows(call, way), _is_static(call)
     is_trusted = not call.kernels and bool(foreign_code.changes(model)) and not foreign_code.of_others(model)
@@ -254,8 +249,7 @@ def _uncompiled(call: Call) -> Call:
 class SyntheticPasses:
     """Passes over synthetic ids, as a call runs them; the call is not changed.
 
-    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache (None: a default one), with a mask
-    of the same shape (None: without padding).
+    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache, with a mask of the same shape.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """The ways to run a target's passes, best first, and the choice among them. Each is tried once per model.
 
 With uag's kernels, a token's bits do not depend on the candidates around it. Passes that a device records as graphs
-have one fixed width, over a cache of one fixed length: every pass after the prompt has the same shape, with candidates
-or with padding, so a token's logits depend only on the tokens before it, if the kernels of the device compute a token
-in the same way in every row of a pass. With PyTorch's operations otherwise, candidates may change how logits round.
+have one fixed width, over a cache of one fixed length, so a token's logits depend only on the tokens before it. With
+PyTorch's operations otherwise, candidates may change how logits round.
 """
 
 from collections.abc import Iterator

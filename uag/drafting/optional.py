@@ -15,10 +15,7 @@ from uag.hf import models
 
 
 class OptionalSources:
-    """Adds free sources to the drafters of calls, and keeps their learned rates between calls.
-
-    `looks_up` is whether prompt lookup is used beside the draft and the other sources.
-    """
+    """Adds free sources to the drafters of calls (with `looks_up`, prompt lookup), and keeps their learned rates."""
 
     def __init__(self, looks_up: bool, memory: Memory | None) -> None:
         self._looks_up, self._memory = looks_up, memory
@@ -28,12 +25,7 @@ class OptionalSources:
     def drafter(
         self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
     ) -> Drafter | None:
-        """Return the drafter of a call, which uses these sources where they promise the most tokens per second.
-
-        Raises:
-            OptionError: the prediction is invalid, or has ids that the target lacks.
-            PairError: the prediction is text, and no tokenizer is known; or the memory has ids of another tokenizer.
-        """
+        """Return the drafter of a call, which uses these sources where they promise the most tokens per second."""
         find_adapter = partial(self._find_adapter, model, tokenizer)
         sources: list[FreeSource] = []
         if prediction is not None:

@@ -81,10 +81,7 @@ class FreeSource(Drafter, ABC):
 
 
 class FreeFirst(Drafter):
-    """Several sources of candidates, of which each row uses the best one in each round; the first free one wins a tie.
-
-    `model` is the draft model's drafter, or another that takes time; None if there is none.
-    """
+    """Several sources, of which each row uses the best one in each round; only `model` may take time."""
 
     def __init__(self, model: Drafter | None, sources: Sequence[FreeSource]) -> None:
         self._model, self._sources = model, sources

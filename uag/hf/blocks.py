@@ -112,11 +112,7 @@ def _routing_refusal(module: Any) -> str:
 
 @per_call
 def most_tokens(model: Any) -> int | None:
-    """Return the most tokens per row of a pass that are computed like single tokens, or None without a limit.
-
-    A router with a capacity drops the tokens of a row that come after an expert's capacity is used up. NLLB's routers
-    set theirs in each pass (`_routing_refusal`).
-    """
+    """Return the most tokens per row of a pass that are computed like single tokens, by the capacity of experts."""
     routers = [vars(module) for module in modules(model) if "moe_eval_capacity_token_fraction" not in vars(module)]
     capacities = [known["expert_capacity"] for known in routers if isinstance(known.get("expert_capacity"), int)]
     return max(min(capacities), 1) if capacities else None
@@ -124,10 +120,7 @@ def most_tokens(model: Any) -> int | None:
 
 @per_call
 def most_copied(model: Any) -> int | None:
-    """Return the most tokens of a pass whose experts' weights may be copied, or None if none are.
-
-    transformers' `batched_mm`, with which it decodes on accelerators, copies the weights of each token's experts.
-    """
+    """Return the most tokens of a pass whose experts' weights may be copied, as `batched_mm` does, or None."""
     kinds = ("batched_mm",) if model.device.type == "cpu" else ("batched_mm", "grouped_mm")
     if model.config.get_text_config(decoder=True)._experts_implementation not in kinds:
         return None
@@ -149,9 +142,6 @@ def has_experts(model: Any) -> bool:
 
 @per_call
 def uncounted_id(model: Any) -> int | None:
-    """Return the id that does not advance positions within a pass, like padding in RoBERTa, or None.
-
-    As a single token after a cache, such an id does advance them, so a block must end with it.
-    """
+    """Return the id that advances positions only as a single token, as padding does in RoBERTa, or None."""
     padded = (part for part in modules(model) if vars(part).get("padding_idx") is not None)
     return next((part.padding_idx for part in padded if hasattr(part, "create_position_ids_from_input_ids")), None)

@@ -1,9 +1,8 @@
 """Detects code that changes what a model computes, or observes its passes.
 
-With transformers' own forwards, a block of candidates has the same logits as single tokens; uag's tests check this
-class by class. Code around a forward may depend on the width of a pass, on the number of passes before it, or on the
-row of the batch, and no trial can rule that out. So this module looks for such code at every call. Layers, attention
-and experts of other packages compute each token from its position, so the trial is enough for them.
+Code around a forward may depend on the width of a pass, on the number of passes before it, or on the row of the batch,
+and no trial can rule that out. Layers, attention and experts of other packages compute each token from its position, so
+the trial is enough for them.
 """
 
 import functools
@@ -50,9 +49,7 @@ can test; one that a user's own file or notebook puts into a model may be a stee
 def changes(model: Any) -> str:
     """Return a description of code in a model's passes that no trial can test, or an empty string.
 
-    Detects per-module and global hooks, replaced forwards, and active function and dispatch modes.
-    Code from torch, transformers, accelerate, PEFT and uag is ignored. So are classes of other packages and forwards
-    that installed packages replaced, which `of_others` finds.
+    Code from torch, transformers, accelerate, PEFT and uag is ignored, and what `of_others` finds.
     """
     found = (name for name, _, is_layer in _replaced(model) if not is_layer)
     return _modes() or _global_hooks() or next(filter(None, map(_around, modules(model))), "") or next(found, "")
@@ -60,7 +57,7 @@ def changes(model: Any) -> str:
 
 @per_call
 def layers_of_others(model: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the functions of other packages that a trial must test, as pairs of a description and a weak reference.
+    """Return what a trial must test, as descriptions and weak references.
 
     These are forwards that installed packages replaced, and attention and experts that any other code registered.
     """

@@ -72,10 +72,7 @@ def modules(model: Any) -> list[Any]:
 
 
 def is_training(model: Any) -> bool:
-    """Whether any part of a model is in training mode, in which dropout draws and checkpointing disables the cache.
-
-    Also while `in_evaluation` runs it otherwise in another thread, since that may end first.
-    """
+    """Whether any part is in training mode, also while `in_evaluation` runs it otherwise in another thread."""
     return any(part.training or part in _evaluating for part in modules(model))
 
 

@@ -118,10 +118,7 @@ def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
 
 
 def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the model's forward receives `position_ids`, and no per-row tensors besides ids, mask and positions.
-
-    Kosmos-2.5 and EXAONE 4.5 drop positions.
-    """
+    """Whether the forward gets `position_ids`, which Kosmos-2.5 and EXAONE 4.5 drop, and no unknown per-row tensors."""
     positions = model_kwargs["position_ids"]
     prepared = model.prepare_inputs_for_generation(
         torch.zeros_like(positions), next_sequence_length=1, **extend_kwargs(model_kwargs, 0, False)

@@ -1,7 +1,6 @@
 """Lengths at which a model's forward changes, because a pass depends on its last position.
 
-Most models compute each token from its own position, so a block has the same logits as single tokens. Some depend on
-the length of the whole pass. For these, nothing is drafted from such a length on.
+From such a length on, a block may have other logits than single tokens, so nothing is drafted.
 """
 
 import re
@@ -58,11 +57,7 @@ def _rotary(module: Any) -> Iterator[Cut]:
 
 
 def _sparse(module: Any) -> Iterator[Cut]:
-    """Attention to the keys with the highest scores (DeepSeek Sparse Attention).
-
-    Keys whose scores all heads clamp to zero are tied, and which of them `topk` selects depends on the number of keys.
-    Up to this length, every key is selected.
-    """
+    """Attention to the keys with the highest scores (DeepSeek Sparse Attention): ties depend on the number of keys."""
     at = vars(module).get("index_topk")
     if isinstance(at, int):
         yield Cut(at, f"selects its keys by rank beyond length {at}")

@@ -29,7 +29,6 @@ class Round:
     Attributes:
         num_candidates: candidates of the longest row; the target pass had one token more per row.
         draft_s: seconds of drafting, without reading the prompt; 0 if the draft model did not run.
-        target_s: seconds of the target pass.
         outcomes: outcomes of the rows that the draft model drafted for.
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
         is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.

@@ -1,7 +1,4 @@
-"""Measures passes without the time in which the operating system ran other programs instead.
-
-On a busy machine, a thread often waits for a free core. Linux counts how long; elsewhere, the wall clock must do.
-"""
+"""Measures passes without the time in which a thread waited for a free core, which Linux counts."""
 
 import os
 import threading

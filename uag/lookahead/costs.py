@@ -37,8 +37,7 @@ def lower_quartile(values: Iterable[float]) -> float:
 class Line:
     """Seconds as a linear function of a number of tokens.
 
-    The slope is the Theil-Sen estimate, the median over all pairs of points: slow outliers hardly matter. The fixed
-    cost is a lower quartile, because other processes and cold caches can only make a pass slower.
+    The slope is the Theil-Sen estimate, robust to slow outliers, and the fixed cost a lower quartile.
     """
 
     def __init__(self) -> None:
@@ -102,10 +101,7 @@ class Costs:
             self.num_since_plain = 0
 
     def is_plain_due(self, gain: float) -> bool:
-        """Return whether a plain pass should be measured.
-
-        At a high gain, a plain pass costs more and is less likely to change a decision, so the intervals are longer.
-        """
+        """Return whether a plain pass should be measured: rarely at a high gain, where it decides less."""
         return self.num_since_plain >= (_PLAIN_EVERY if self.plain else _NUM_PLAIN) * gain**2
 
     @property

@@ -1,7 +1,4 @@
-"""Chooses a target token from the draft's next-token distribution, with bytes and NumPy, without torch.
-
-Its approximations affect how often a candidate is accepted, never the output.
-"""
+"""Chooses a target token from the draft's next-token distribution, with bytes and NumPy, without torch."""
 
 from uag.projection.healing import Projection, num_unfinished
 from uag.projection.pair import TokenizerPair

@@ -23,10 +23,7 @@ _MAX_REMEMBERED = 200_000
 
 
 class Continuation(NamedTuple):
-    """A draft token whose target token is not known yet, with the text `over` after the committed text.
-
-    `is_open` is whether a longer target token may cover this text, so that another draft pass is needed.
-    """
+    """A draft token with the text `over` after the committed text; `is_open` if a longer target token may cover it."""
 
     over: bytes
     is_open: bool

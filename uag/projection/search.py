@@ -196,10 +196,7 @@ class BestFirst:
     def _read_children(
         self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes, visit: Visit
     ) -> None:
-        """Read children by decreasing mass until no other can win; with noise, all that have most of the mass.
-
-        `over` is the node's text after the committed text, and `pending` the committed text after the node's.
-        """
+        """Read children by decreasing mass until no other can win; with noise, all that have most of the mass."""
         self.tally.visits.append(visit)
         order, last_text = np.argsort(-values, kind="stable"), self.row.last_target_text
         if self.scoring.is_noisy:

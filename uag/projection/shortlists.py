@@ -33,19 +33,13 @@ def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> In
 
 
 def likeliest(scoring: Scoring, probs: FloatArray, first_target: TargetReader, num: int) -> IntArray:
-    """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that the noise favors.
-
-    `probs` is [draft_vocab_size] float32; `first_target` has the first target token of each draft token.
-    """
+    """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that the noise favors."""
     listed = largest(probs, num)
     return _joined(listed, _favored(scoring, probs, first_target)) if scoring.is_noisy else listed
 
 
 def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
-    """Return the ids to score if the draft shares the target's ids: the most probable, and those the noise favors.
-
-    Options may ban the most probable ids, so even negligible ones are included.
-    """
+    """Return the ids to score if ids are shared, even negligible ones, since options may ban the others."""
     size = _SHORTLIST + scoring.warpers.top_k
     if probs.size <= size:
         return np.arange(probs.size, dtype=np.int64)

@@ -19,10 +19,7 @@ _MAX_REMEMBERED = 100_000
 
 
 class Neighbors(NamedTuple):
-    """The tokens that are prefixes of a text or equal to it, the shortest first, and longer ones that begin with it.
-
-    The longer ones are a half-open range of positions, or None.
-    """
+    """The tokens that begin a text, the shortest first, and the range of the longer ones that it begins, or None."""
 
     starts: tuple[int, ...]
     longer: tuple[int, int] | None

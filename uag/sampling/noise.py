@@ -46,10 +46,7 @@ forks.in_child(_forget_other_threads)
 
 
 class NoiseTape:
-    """The draws that plain sampling would make from the caller's generator, kept until every row has used them.
-
-    Plain sampling draws for all rows at every step, finished or not.
-    """
+    """The draws of plain sampling, which draws for all rows at every step, kept until every row has used them."""
 
     def __init__(self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator) -> None:
         self.batch_size = batch_size

@@ -50,11 +50,7 @@ def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
 
 
 def verify(target_probs: Probs, draft_probs: Probs | None, candidate: int, uniforms: tuple[float, float]) -> int:
-    """Return the output token at one position.
-
-    `candidate` was drawn from `draft_probs`; None if nothing was proposed. The first of the `uniforms` decides on
-    acceptance, the second draws the token after a rejection.
-    """
+    """Return the output token at one position: `uniforms` decide on the `candidate`, and draw after a rejection."""
     if draft_probs is None:
         return draw(target_probs, uniforms[1])
     if is_accepted(float(target_probs[candidate]), float(draft_probs[candidate]), uniforms[0]):

@@ -1,8 +1,7 @@
 """Selects tokens from the logits of a block.
 
-The caller's logits processors apply to the target. Those known to be functions of one row may be called for each row
-independently, and those that ignore the ids for many positions at once (`uag.hf.processors` lists both). All others are
-called as in plain decoding: once per output step, left to right, on whole batches in lockstep.
+Processors known to be functions of one row are called for each row, and those that ignore the ids for many positions at
+once (`uag.hf.processors` lists both). All others are called as in plain decoding, in lockstep.
 """
 
 import copy

@@ -9,9 +9,7 @@ from uag.lookahead import MAX_CANDIDATES, Lookahead, Round, RowOutcome
 class Pace:
     """Learns an engine's speed from its calls, or goes by `min_confidence` alone.
 
-    The time between two calls is taken as the engine's step. From it, the drafting time and the accepted candidates,
-    the lookahead finds the number of candidates with the most output tokens per second: many for a few requests, none
-    if drafting for all of them takes longer than it saves.
+    The time between two calls is taken as the engine's step, from which the lookahead finds the number of candidates.
     """
 
     def __init__(self, min_confidence: float | None = None) -> None:

@@ -44,11 +44,7 @@ _FIRST = NUM_LAST + 1
 
 
 class KnownIds:
-    """Ids of texts in the order of `append`: at most `most`, of which the latest are kept. An id takes 12 bytes.
-
-    Attributes:
-        end: the place after the last id; a place is an index of an id.
-    """
+    """The latest `most` ids of texts in the order of `append`, 12 bytes each. A place is an index of an id."""
 
     def __init__(self, most: int = np.iinfo(np.int32).max) -> None:
         self._most = most

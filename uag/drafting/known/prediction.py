@@ -1,8 +1,7 @@
 """Predictions: texts or ids that the caller expects as output, as a source of candidates.
 
-They are encoded once and followed as ids: the place after the longest match of the output's end is searched in them,
-and of several places, the next one. In the round after the output has left a prediction, it is also guessed to return
-after the word that it replaced.
+The place after the longest match of the output's end is searched in them, and of several, the next one. In the round
+after the output has left a prediction, it is also guessed to return after the word that it replaced.
 """
 
 import re
@@ -76,11 +75,8 @@ class _Text:
 class PredictionSource(KnownSource):
     """Candidates from the predictions for each row of one call; see `read_predictions`.
 
-    `find_adapter` returns the adapter of the target's tokenizer, or None, and is called if a prediction is text.
-
-    Raises:
-        OptionError: the prediction is invalid, or has ids that the target lacks.
-        PairError: it is text, and no tokenizer is known.
+    `find_adapter` returns the adapter of the target's tokenizer, and is called if a prediction is text. Raises an
+    `OptionError` for ids that the target lacks, and a `PairError` for text without a tokenizer.
     """
 
     strategy = source = "prediction"
@@ -135,10 +131,7 @@ class PredictionSource(KnownSource):
 
 
 def known_ids(text: Expected, adapter: TokenizerAdapter | None, prompt: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield target ids, or a text as the target would write it after a prompt, in pieces.
-
-    A text gets the dummy spaces that the target's tokenizer adds, and loses what it cannot represent.
-    """
+    """Yield target ids, or a text as the target would write it after a prompt, in pieces."""
     if adapter is None or isinstance(text, tuple):
         yield text  # type: ignore[misc]
         return

@@ -1,7 +1,4 @@
-"""Candidates from known texts: what followed the last ids of a row in their latest, longest match.
-
-How many ids match is the evidence for a candidate.
-"""
+"""Candidates from known texts: what followed the last ids of a row in their latest, longest match."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""A draft's passes over a static cache, so that the narrow ones can be recorded as graphs, or compiled.
-
-A mask selects the slots that a token sees. If recording or compiling fails, passes run as they are.
-"""
+"""A draft's passes over a static cache, so that the narrow ones can be recorded as graphs, or compiled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +30,8 @@ _SMALLEST = 1024
 class StaticPasses(GraphedModel):
     """Runs a draft's passes over a static cache, which is kept between calls, because graphs refer to its tensors.
 
-    Args:
-        model: a causal LM with full attention in every layer.
-        call_model: runs the model's forward with ids, positions, a mask, a number of last logits and a cache.
-        counts: where passes that fail are reported.
-        is_compiled: whether passes are compiled, on any device, instead of recorded on devices with graphs.
+    The model has full attention in every layer; `call_model` runs it with ids, positions, a mask, a number of last
+    logits and a cache. Passes are compiled, on any device, or recorded on devices with graphs.
     """
 
     def __init__(

@@ -68,10 +68,7 @@ def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
 
 
 class ModelDrafter(Drafter):
-    """Candidates from a draft model; the draft passes of all rows are batched.
-
-    `check_draft` accepts the model. Without `pair`, the models are assumed to share their ids.
-    """
+    """Candidates from a draft model, in batched passes; without `pair`, the models are assumed to share their ids."""
 
     source = "draft model"
     has_free = False

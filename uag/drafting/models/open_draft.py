@@ -50,11 +50,7 @@ def head_size(model: Any) -> int:
 
 
 def tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None; never download.
-
-    Raises:
-        TokenizerError: a GGUF file has no supported tokenizer.
-    """
+    """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None; never download."""
     if isinstance(model, GgufDraft):
         return model.tokenizer
     name = getattr(model, "name_or_path", None) or getattr(model.config, "name_or_path", None)

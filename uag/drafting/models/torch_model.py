@@ -1,8 +1,7 @@
 """Draft passes in PyTorch: rows of different lengths in one cache, exact rollback.
 
-Attention forgets a rejected token when its keys are cut or masked, but a state (Mamba, LFM2, Qwen3.5, Granite 4) sums
-over all tokens. So the rows of a model with states each have their own cache and passes, and the states are copied
-before each pass. After a rollback to a copy, the next pass runs the tokens behind it again.
+A state (Mamba, LFM2, Qwen3.5, Granite 4) sums over all tokens. So the rows of a model with states each have their own
+cache and passes, and the states are copied before each pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +25,7 @@ from uag.projection import Node
 
 
 class TorchPasses(Passes):
-    """Runs draft passes of a transformers model, which `check_draft` accepts; see `Passes`.
-
-    With `is_static`, narrow passes are recorded where `StaticPasses` can do so, or compiled with `is_compiled`.
-    """
+    """Runs passes of a transformers model; with `is_static`, narrow ones are recorded or compiled (`StaticPasses`)."""
 
     def __init__(
         self, model: Any, num_ids: int | None = None, *, is_static: bool = False, is_compiled: bool = False

@@ -1,7 +1,4 @@
-"""Trials of a draft: whether it can draft at all, and whether it can go back to a copied state.
-
-Some models cannot process text without an image or audio, and only a pass shows which inputs a wrapper forwards.
-"""
+"""Trials of a draft: whether it can draft at all, and whether it can go back to a copied state."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,10 +20,7 @@ is treated as rounding."""
 
 
 def check_draft(model: Any) -> None:
-    """Refuse a model, or a GGUF file, that cannot draft, with an `UnsupportedError`.
-
-    It must have an LM head and a cache that can be rewound, be on one rank, and read text alone.
-    """
+    """Refuse a model, or a GGUF file, that cannot draft, with an `UnsupportedError`."""
     if isinstance(model, GgufDraft):
         model.check()
     elif reason := next(filter(None, _refusals(model)), ""):

@@ -160,10 +160,7 @@ def record_past(cache: Any, *, is_on: bool = True) -> None:
 
 
 def crop(cache: Any, num_tokens: int) -> None:
-    """Drop the last `num_tokens` positions; with 0, recording layers only shrink to what they need.
-
-    Recurrent states are not changed; restore them from `copy_states`.
-    """
+    """Drop the last `num_tokens` positions, except of recurrent states; with 0, recording layers only shrink."""
     layers = _layers(cache)
     if not num_tokens and not any(vars(layer).get("record_past") for layer in layers):
         return
@@ -186,8 +183,7 @@ _SPARE_SLOTS = 16
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
     """Select slots of each layer: `index` [rows, num_kept] int64 is the old slot of each kept one.
 
-    Copies whole slots at once, whereas `gather` would index every element separately. A static layer keeps its tensors,
-    and its other slots keep their content.
+    Copies whole slots at once, unlike `gather`. A static layer keeps its tensors, and its other slots their content.
     """
     spare = index.new_zeros((index.shape[0], _SPARE_SLOTS))  # overwritten later
     with_spare = torch.cat([index, spare], dim=1)
@@ -228,10 +224,7 @@ def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
 
 
 def cut_slots(cache: Any, first: int, end: int | None = None) -> None:
-    """Keep the slots from `first` up to `end` (exclusive), or to the last slot if it is None.
-
-    Static layers keep theirs: the mask hides them, and the next pass overwrites them.
-    """
+    """Keep the slots from `first` up to `end` (None: the last); static layers keep theirs, which the mask hides."""
     for layer in self_attention_layers(cache):
         if isinstance(layer, StaticLayer):
             continue

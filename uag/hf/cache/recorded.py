@@ -146,13 +146,9 @@ def _without_collection() -> Iterator[None]:
 
 
 class _WithoutWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where this thread's operations wait for the device, or copy between it and the host.
-
-    PyTorch's own mode for this (`set_sync_debug_mode`) would raise in all threads.
-    """
+    """Raises where this thread waits for the device or copies to the host; `set_sync_debug_mode` is for all threads."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, then check its tensors."""
         output = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]

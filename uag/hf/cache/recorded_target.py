@@ -1,7 +1,7 @@
 """A target's passes at the fixed width, recorded as graphs on devices that have them; see `uag.hf.cache.recorded`.
 
-Their inputs are those that transformers prepares for a static cache: ids, positions and a 4D mask, all of one shape. So
-one graph serves every pass after the prompt. It refers to the cache's tensors, so the cache is kept for the next call.
+All have one shape, so one graph serves every pass after the prompt. It refers to the cache's tensors, so these are kept
+for the next call.
 """
 
 import weakref

@@ -1,8 +1,7 @@
 """Cache layers that keep a state instead of positions: convolutions over the last few tokens, linear attention.
 
-The inputs of a convolution can be recorded and cropped like keys and values. A recurrent state sums over all tokens and
-cannot be cropped, so it is restored from an earlier copy. Copies are small (they have no time axis), and the accepted
-tokens after a copy are recomputed together with the next candidates.
+The inputs of a convolution can be recorded and cropped like keys. A recurrent state is restored from an earlier copy,
+and the accepted tokens after it are recomputed together with the next candidates.
 """
 
 from typing import Any, Generic, TypeVar

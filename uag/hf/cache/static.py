@@ -93,10 +93,7 @@ def copy_windows(cache: Any, width: int) -> Windows:
 
 
 def crop(cache: Any, num_tokens: int, windows: Windows, width: int) -> None:
-    """Drop the last `num_tokens` of the `width` tokens per row that the last pass appended.
-
-    `windows` are the copies from before the pass; there are none for the pass over the prompt.
-    """
+    """Drop the last `num_tokens` of the `width` tokens of the last pass; `windows` are copies from before it."""
     if not num_tokens:
         return
     lengths = []
