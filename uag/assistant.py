@@ -14,7 +14,6 @@ from uag.drafting import (
     ASSUMED,
     CopyPairing,
     Drafter,
-    OptionalSources,
     Pairing,
     PromptLookup,
     Session,
@@ -104,7 +103,7 @@ class Assistant:
             self._drafter = self._drafter.serving(self._adapter)
         self._sessions = [self._new_session()]
         if learned is not None:
-            self._sessions[0].lookahead, self._sessions[0].optional.rates = learned
+            self._sessions[0].lookahead, self._sessions[0].rates = learned
 
     def _new_session(self) -> Session:
         options = self.options
@@ -119,9 +118,9 @@ class Assistant:
                 with switched(options.own_kernels):  # they run a GGUF file, or llama.cpp does
                     source = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
         looks_up = options.prompt_lookup and options.num_candidate_tokens is None and self._drafter is None
-        optional = OptionalSources(looks_up, self.memory)
         lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)
-        return Session(source, optional, lookahead, is_rejection=options.sampling == "rejection")
+        is_rejection = options.sampling == "rejection"
+        return Session(source, lookahead, self.memory, looks_up=looks_up, is_rejection=is_rejection)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
@@ -162,7 +161,7 @@ class Assistant:
         state = {name: value for name, value in vars(self).items() if name not in created}
         with _lock:  # until it is copied, no call begins that would change it
             free = next((session for session in self._sessions if session.call is None), None)
-            learned = None if free is None else copy.deepcopy((free.lookahead, free.optional.rates))
+            learned = None if free is None else copy.deepcopy((free.lookahead, free.rates))
         return state | {"learned": learned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -275,7 +274,7 @@ class Assistant:
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.options.prediction if prediction is None else prediction
-        drafter = session.optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
+        drafter = session.with_free_sources(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""
             stats.fall_back(self.draft_refusal + effect)

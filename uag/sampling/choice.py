@@ -81,7 +81,7 @@ class Coupled(NoiseTape, Choice):
 
 
 def argmax(scores: torch.Tensor) -> torch.Tensor:
-    """Return the index [num] of the first maximum or NaN of each line, as PyTorch does in 12 times the time on a CPU."""
+    """Return the index [num] of the first maximum or NaN of each line; PyTorch takes 12 times as long on a CPU."""
     if scores.device.type == "cpu" and scores.dtype == torch.float32:
         return torch.from_numpy(scores.detach().numpy().argmax(axis=-1))
     return torch.argmax(scores, dim=-1)
