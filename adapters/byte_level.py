@@ -1,7 +1,6 @@
 """ByteLevel BPE: GPT-2, Llama 3, Qwen, SmolLM, StarCoder, DeepSeek, Whisper, tiktoken conversions.
 
-Every byte is one character of an alphabet of 256, so all bytes can be represented. Unicode normalizers are skipped:
-they only lose bytes, and the ids of normalized text (nearly all text) are the same without them.
+Unicode normalizers are skipped: they only lose bytes, and nearly all text has the same ids without them.
 """
 
 from codecs import charmap_encode

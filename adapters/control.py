@@ -73,9 +73,8 @@ def find_controls(tokenizer: Any) -> ControlRoles:
 def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dict[int, tuple[int, ...]]:
     """Map every control id of `source` to the ids with the same meaning in `destination`.
 
-    The first match is used: a chat marker or a begin or end of text with the same name; the destination's marker with
-    the same meaning; the same role (EOS to EOS, BOS to BOS, pad and unk to nothing); any control token with the same
-    name; the name as plain text.
+    First the same name of a chat marker, a begin or an end of text; then the destination's marker with the same
+    meaning; the same role (pad and unk: nothing); any control token with the same name; the name as plain text.
     """
     roles, others = source.controls, sorted(destination.controls.content.items(), reverse=True)
     by_name = {text: other_id for other_id, text in others}

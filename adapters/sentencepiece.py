@@ -1,8 +1,7 @@
 """SentencePiece models in Rust: BPE (Llama 2, Mistral, Phi-3, Gemma) and Unigram (T5, XLM-R).
 
-Their pieces have "▁" for spaces, and many have a token `<0x..>` for each byte. Continuations get no dummy prefix
-(Metaspace's `prepend_scheme`, or the older Prepend normalizer). A second kind of Unigram model, "raw", has plain spaces
-in its pieces and byte fallback; the bundled demo draft is one.
+Continuations get no dummy prefix (Metaspace's `prepend_scheme`, or the older Prepend normalizer). A second kind of
+Unigram model, "raw", has plain spaces in its pieces and byte fallback; the bundled demo draft is one.
 """
 
 import re

@@ -106,9 +106,6 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
 
     Without `tokenizer`, it is the one next to the draft's weights, if there is one. With `is_kept`, later calls with
     the same name return the same draft.
-
-    Raises:
-        LoadingError: the draft cannot be loaded.
     """
     if not isinstance(draft, str | os.PathLike) or draft == COPY:
         return draft, tokenizer
@@ -168,11 +165,7 @@ def load_model(name: str, *, dtype: Dtype = None, device: str | None = None, rol
 
 
 def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
-    """Load the tokenizer of a model, with options of `AutoTokenizer.from_pretrained`, or the one inside a GGUF file.
-
-    Raises:
-        LoadingError: the folder, hub model or file, named as `role`, does not exist or has no tokenizer.
-    """
+    """Load the tokenizer of a model, with options of `AutoTokenizer.from_pretrained`, or the one inside a GGUF file."""
     with _explained(f"tokenizer of the {role} {name!r}"):
         if is_gguf_name(name):
             return GgufDraft(name).tokenizer
@@ -225,12 +218,7 @@ def pad_left(rows: Sequence[Sequence[int]], padding_id: int, device: torch.devic
 
 
 def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> list[int]:
-    """Tokenize one prompt; a conversation, and with `is_chat` any text as a user turn, goes through the chat template.
-
-    Raises:
-        OptionError: the tokenizer has no chat template, the template rejects the messages, or a text has lone
-            surrogates.
-    """
+    """Tokenize one prompt; a conversation, and with `is_chat` any text, goes through the chat template."""
     if isinstance(prompt, str) and not is_chat:
         return list(tokenizer(_valid(prompt))["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

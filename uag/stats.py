@@ -182,12 +182,7 @@ class Stats(RowStats):
 
 @dataclass
 class Totals(RowStats):
-    """Sums over the calls of an assistant; other fields as in `uag.Stats`.
-
-    Attributes:
-        num_calls: calls that it ran.
-        num_fallbacks: calls with at least one fall-back.
-    """
+    """Sums over the calls of an assistant, and the number of calls with a fall-back."""
 
     num_calls: int = 0
     num_fallbacks: int = 0

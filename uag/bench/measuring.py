@@ -40,17 +40,9 @@ def measure(
     """Yield a record for each arm and batch of prompts, plain decoding first.
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's, and those of uag's
-    arms with uag-no-draft's. Before the first batch, each arm generates a few tokens after the longest prompt as a
-    warm-up, or all tokens if passes are compiled or have a fixed width, because a longer static cache is compiled or
-    tried again.
-
-    Args:
-        pair: the target, and the draft of arms that are built here.
-        prompts: for every arm.
-        options: with `minutes`, no call begins after them. The first batch is then reported as far as it was measured,
-            and a later one if every arm has run it. The warm-up takes at most half of them.
-        arms: beginning with plain decoding; None for those in the options.
-        progress: called before each call, with the share of the work that is done and the arm's name.
+    arms with uag-no-draft's. The warm-up after the longest prompt takes at most half of the `minutes`, after which no
+    call begins: the first batch is then reported as far as it was measured, and a later one if every arm has run it.
+    `progress` is called before each call, with the share of the work that is done and the arm's name.
     """
     arms = build_arms(pair, options) if arms is None else arms
     batches = [_Batch(pair, prompts, options, start) for start in range(0, len(prompts), options.batch_size)]

@@ -31,10 +31,6 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
     A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt` or `text`, a text;
     `messages`, a conversation in the form of chat templates; or `turns`, texts of which the first is used. `task_id` or
     `question_id` names it. Any other file is plain text: one prompt per non-blank line.
-
-    Raises:
-        OptionError: a line is in none of these forms, or the file has no prompt.
-        LoadingError: the file cannot be read.
     """
     if not isinstance(source, Path | str):
         named = enumerate(source, start=1)

@@ -21,13 +21,9 @@ ASSUMED = "no tokenizers are known: the target and the draft are assumed to use 
 
 
 class Pairing:
-    """A draft model with its drafters: one for all targets if both tokenizers are passed, else one per target.
+    """A draft model with its drafters: one `for_all` targets if both tokenizers are passed, else one per target.
 
     A tokenizer that is None is looked for where its model was loaded from.
-
-    Attributes:
-        for_all: the drafter for all targets; None if each target has its own.
-        mismatch: see `mismatch_of`, for the draft.
 
     Raises:
         PairError: the tokenizers cannot work together.
@@ -55,12 +51,7 @@ class Pairing:
         self.mismatch = mismatch_of("draft", self._draft, self._draft_adapter)
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
-        """Return the drafter for a target, and whether the models are only assumed to share their ids.
-
-        Raises:
-            PairError: the tokenizers cannot work together; or they are unknown and the models cannot share their ids;
-                or the draft is an encoder-decoder and the target is not, so there is no source text.
-        """
+        """Return the drafter for a target, and whether shared ids are only assumed, or raise a `PairError`."""
         if is_encoder_decoder(self._draft) and not target.config.is_encoder_decoder:
             raise PairError(
                 f"The draft {self._draft.__class__.__name__!r} is an encoder-decoder and the target "

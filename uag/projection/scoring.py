@@ -38,14 +38,11 @@ class Scoring:
     """Scores for one output step of one row.
 
     Attributes:
-        vocab_size: size of the target's head.
-        warpers: the options that the draft applies.
         noise: [vocab_size] float32, the noise of this step and row; None for greedy. A mass times the token's power
             `noise ** -temperature` orders tokens as `mass ** (1 / temperature) / noise` does. Powers are computed only
             for tokens that are read: for all of 150,000, they would take a millisecond.
         seen: target ids that the repetition penalty applies to.
-        uniform: the number in [0, 1) with which the draft samples its proposal, for rejection sampling; None to propose
-            the best-scored token.
+        uniform: the number in [0, 1) with which the draft samples, for rejection sampling; None for the best token.
         may_feed: whether draft passes may be requested; if not, the distributions computed so far decide.
     """
 
@@ -104,9 +101,9 @@ class Scoring:
     def reach(self, over: bytes, mass: float, texts: SortedBytes, least: float = 0.0) -> float:
         """Return the score that the best target token of an open continuation is expected to reach.
 
-        An upper bound would assign the whole mass to one token, so the search would spend draft passes on continuations
-        whose mass is split over many tokens. So the tokens of the target's `texts` that are longer than the text `over`
-        are assumed to share the mass evenly. A score below `least` need not be exact.
+        The tokens of the target's `texts` that are longer than the text `over` are assumed to share the mass evenly: an
+        upper bound would spend draft passes on mass that is split over many tokens. A score below `least` need not be
+        exact.
         """
         noise = self.noise
         if noise is None:

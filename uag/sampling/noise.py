@@ -1,14 +1,11 @@
 """The sampling noise that the target and the draft share.
 
-`torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()`, so plain
-sampling is a deterministic function of its noise (the Gumbel-max trick). The noise of each output step is drawn once,
-in step order, from a copy of the generator that plain decoding would use. The target selects with it, the draft
-proposes with it, and at the end the caller's generator is advanced to its state after plain decoding. Daliri et al.
-(arXiv:2408.07978) prove that such a coupling accepts at least (1 - TV) / (1 + TV), the best possible if the output does
-not depend on the draft.
+`torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()` (the Gumbel-max
+trick). The noise of each output step is drawn once, in step order, from a copy of the generator of plain decoding. The
+target selects with it, and the draft proposes with it. Such a coupling accepts at least (1 - TV) / (1 + TV), the best
+possible if the output does not depend on the draft (Daliri et al., arXiv:2408.07978).
 
-Other threads may draw from the caller's generator at any time, so it is only ever advanced, never set back. See
-"Threads" in docs/sampling.md.
+Other threads may draw from the caller's generator at any time, so it is only ever advanced, never set back.
 """
 
 import threading

@@ -1,12 +1,8 @@
 """Standard speculative sampling, for a draft that shares the target's vocabulary (`sampling="rejection"`).
 
-Algorithm 1 of Leviathan et al. (arXiv:2211.17192; the same as Algorithm 2 of Chen et al., arXiv:2302.01318): the draft
-samples its proposals from its own distribution, a proposal x is accepted with probability
-`min(1, target(x) / draft(x))`, and after a rejection the token is drawn from the residual `max(target - draft, 0)`,
-normalized. The acceptance rate is `sum(min(target, draft))`, higher than with the shared noise of `uag.sampling.noise`.
-The output has the distribution of plain sampling, but it is a different sample, which depends on the draft.
-
-All functions take arrays and uniform numbers, so that a test can enumerate every outcome and its probability.
+Algorithm 1 of Leviathan et al. (arXiv:2211.17192; Algorithm 2 of Chen et al., arXiv:2302.01318): a proposal x is
+accepted with probability `min(1, target(x) / draft(x))`, and after a rejection the token is drawn from the residual
+`max(target - draft, 0)`, normalized. The output has the distribution of plain sampling, but depends on the draft.
 """
 
 from collections.abc import Collection

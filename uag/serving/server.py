@@ -65,16 +65,9 @@ class Server:
         max_prompt_tokens: longer prompts are refused; None for the target's positions.
         options: other arguments of `uag.attach`.
 
-    Attributes:
-        target: the argument.
-        url: the address of the server.
-        totals: sums over all requests, the response of `GET /v1/uag/stats`.
-
     Raises:
         ImportError: the server's packages are not installed.
         OptionError: the address cannot be used, which is found before a model is loaded.
-        LoadingError: a model or a tokenizer cannot be loaded.
-        PairError: the models cannot work together.
     """
 
     def __init__(

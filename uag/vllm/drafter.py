@@ -1,7 +1,6 @@
 """Draft for the requests of a serving engine, of which only the ids are known.
 
-The draft's batch has a row for each request that the last round drafted for. Wherever the engine puts a request, it
-keeps the row whose ids its own ids continue; a request without such a row gets a new one, which reads its whole text.
+Wherever the engine puts a request, it keeps the row whose ids its own ids continue; others get a new row.
 """
 
 import time
@@ -40,16 +39,8 @@ _TOKENS_PER_CANDIDATE = 4
 class ServingStats:
     """Statistics since the start, over all requests.
 
-    Attributes:
-        num_rounds: calls that drafted.
-        num_paused_rounds: calls that drafted nothing because it would not have paid.
-        num_candidate_tokens: candidates proposed.
-        num_accepted_tokens: candidates that the target accepted, as seen in the next contexts.
-        num_begun: rows created.
-        num_left_out: rows that were not drafted for because the cache was too small.
-        num_draft_forwards: draft passes.
-        draft_s: seconds spent, projection included.
-        failures: number of calls that raised an error, by the error's class; each proposed nothing.
+    A paused round drafted nothing because it would not have paid; a row is left out if the cache is too small.
+    `failures` counts calls that raised an error and proposed nothing, by the error's class.
     """
 
     num_rounds: int = 0

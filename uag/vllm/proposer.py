@@ -54,11 +54,7 @@ class Settings:
 
     @classmethod
     def read(cls, additional_config: Any) -> Self:
-        """Read and check vLLM's `additional_config`.
-
-        Raises:
-            OptionError: the draft is missing, or a setting is unknown or invalid.
-        """
+        """Read and check vLLM's `additional_config`."""
         settings = additional_config.get("uag") if isinstance(additional_config, Mapping) else None
         if not isinstance(settings, Mapping) or not settings.get("draft"):
             raise OptionError(
@@ -85,21 +81,12 @@ class Settings:
 
 
 class Proposer:
-    """The class that vLLM's `custom_class` method calls for candidates.
-
-    Args:
-        vllm_config: vLLM's configuration; `speculative_config`, `model_config`, `parallel_config` and
-            `additional_config` are read.
-
-    Attributes:
-        stats: statistics since the start.
+    """The class that vLLM's `custom_class` method calls for candidates, with vLLM's configuration.
 
     Raises:
         OptionError: the settings are missing or invalid, or the target has no tokenizer.
         PairError: the draft's text can never become target tokens.
-        TokenizerError: no adapter supports a tokenizer.
         UnsupportedError: the target keeps states that vLLM would lose.
-        OSError: a folder or hub name has no tokenizer.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -130,13 +117,7 @@ class Proposer:
         self._num_to_skip = self._next_pause = 0
 
     def load_model(self, target_model: Any) -> None:
-        """Load the draft on the target's device, or the default one; vLLM calls this after loading the target.
-
-        Raises:
-            OptionError: PyTorch does not know the device, or the folder has no language model.
-            UnsupportedError: the draft cannot draft.
-            OSError: the folder or hub name has no model.
-        """
+        """Load the draft on the target's device, or the default one; vLLM calls this after loading the target."""
         if self._pair is None:
             return
         settings = self.settings
@@ -171,10 +152,7 @@ class Proposer:
             token_ids_cpu: [max_num_requests, max_model_len], target ids.
             slot_mappings: not used.
 
-        Returns:
-            Target ids for each entry of `sampled_token_ids`: at most `num_speculative_tokens`, below the target's
-            vocabulary size, and within `max_model_len`. An error would end vLLM's engine, so none is raised: it is
-            logged, counted in `stats.failures`, and no candidates are returned.
+        An error would end vLLM's engine, so it is logged, counted in `stats.failures`, and no candidates are returned.
         """
         drafter, sampled = self._drafter, sampled_token_ids
         nothing: list[list[int]] = [[] for _ in range(len(sampled) if isinstance(sampled, Sized) else 0)]

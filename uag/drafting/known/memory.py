@@ -94,10 +94,7 @@ class Memory:
                 return num_known
 
     def look_up(self, last_ids: Sequence[int], num: int) -> tuple[int, list[int]]:
-        """Return how many of a text's last ids are stored together, and up to `num` ids that followed the latest match.
-
-        `last_ids` are at least `NUM_LAST`, if the text has so many, which is also the most that match.
-        """
+        """Return how many of a text's last `NUM_LAST` ids are stored together, and up to `num` ids that followed."""
         with self._lock:
             return self._known.look_up(last_ids, num)
 
@@ -108,11 +105,7 @@ class Memory:
             self.tokenizer = ""
 
     def bind(self, tokenizer: str) -> None:
-        """Set the tokenizer of an empty memory, or check that it is the same.
-
-        Raises:
-            PairError: the memory has ids of another tokenizer.
-        """
+        """Set the tokenizer of an empty memory; raise a `PairError` if the memory has ids of another one."""
         with self._lock:
             self.tokenizer = self.tokenizer or tokenizer
             is_same = self.tokenizer == tokenizer

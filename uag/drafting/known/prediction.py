@@ -165,9 +165,6 @@ def read_predictions(prediction: Any, num_rows: int) -> list[Expected | None]:
             these per row, or a 2D tensor.
         num_rows: number of rows of the batch; with fewer entries than rows, each entry is repeated for consecutive
             rows, as with `num_return_sequences`.
-
-    Raises:
-        OptionError: `prediction` is anything else.
     """
     value = _normalized(prediction)
     entries = value if isinstance(value, list) else [value]
