@@ -40,7 +40,7 @@ _MARKERS = frozenset(
 `<|im_start|>`, Qwen's padding `<|endoftext|>`."""
 
 _STANDALONE = ("[INST]", "[/INST]")
-"""Mistral's markers, which are not followed by a line break; the second one also ends the user's turn."""
+"""Mistral's markers, which no line break follows; the second also ends the user's turn."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 from uag.adapters.base import TEXT_BYTES, TokenizerAdapter
 
-_ANCHORS = ("a", "\n", ".", "一")
-"""Texts that precede a continuation, tried until the ids decode to the same bytes."""
+_ANCHORS = ("a", "\n", ".", "一")  # texts that precede a continuation, tried until the ids decode to the same bytes
 
 _REQUIRED = ("decode", "get_vocab", "convert_ids_to_tokens")
 _REPLACEMENT = "\ufffd"

@@ -16,8 +16,7 @@ from uag.adapters.rust import RustAdapter, backend_of, model_settings, steps_of
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
-_RAW_TEXT = " A raw  text,\n\twith bytes: \x00☃ "
-"""Stays the same if the pieces of a tokenizer are plain text and bytes, and nothing is dropped or marked."""
+_RAW_TEXT = " A raw  text,\n\twith bytes: \x00☃ "  # the same after decoding, if pieces are text and bytes
 
 
 class SentencePieceAdapter(RustAdapter):

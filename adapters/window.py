@@ -6,8 +6,7 @@ from itertools import accumulate, takewhile
 
 from uag.adapters.base import TokenizerAdapter
 
-_NUM_CONTEXT_BYTES = 32
-"""Bytes before the text that are encoded along with it."""
+_NUM_CONTEXT_BYTES = 32  # bytes before the text that are encoded along with it
 
 
 def encode_after(adapter: TokenizerAdapter, written_ids: Sequence[int], text: bytes) -> tuple[list[int], list[int]]:

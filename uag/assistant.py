@@ -35,8 +35,7 @@ from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
 
-_MAX_SESSIONS = 8
-"""Sessions kept for calls that overlap; drafts in GGUF files and compiled drafts keep their caches in each."""
+_MAX_SESSIONS = 8  # sessions kept for calls that overlap; some drafts keep a cache in each
 
 _lock = forks.lock()
 

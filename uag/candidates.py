@@ -29,8 +29,7 @@ from uag.proposal import num_equal
 from uag.sampling import DraftRules
 from uag.stats import Stats, remember
 
-_NUM_CANDIDATE_TOKENS = 5
-"""Default number of candidates."""
+_NUM_CANDIDATE_TOKENS = 5  # default number of candidates
 
 _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Drafter]]]]
 _idle = weakref.WeakKeyDictionary()

@@ -70,8 +70,7 @@ def in_child(run: Callable[[], None]) -> None:
 
 
 _one_fork = lock()
-_held: list[Any] = []
-"""The locks that the forking thread has waited for: first the one that other forks wait for."""
+_held: list[Any] = []  # the locks that the forking thread has waited for: first the one that other forks wait for
 
 
 def _wait() -> None:

@@ -21,16 +21,13 @@ from uag.options import Options, changed
 
 logger = logging.getLogger("uag")
 
-_MAX_PER_PAIR = 8
-"""Assistants per pair: one for each two tokenizers and number of candidates."""
+_MAX_PER_PAIR = 8  # assistants per pair: one for each two tokenizers and number of candidates
 
 _assistants: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, list[Assistant]]]]
-_assistants = weakref.WeakKeyDictionary()
-"""The assistants by draft and target, with the turn of those who create them."""
+_assistants = weakref.WeakKeyDictionary()  # the assistants by draft and target, with the turn of those who create them
 
 _lock = forks.lock()
-_options = Options()
-"""The options of `install`."""
+_options = Options()  # the options of `install`
 
 
 def install(**options: Any) -> None:
@@ -148,11 +145,8 @@ def _fixed_length(draft: Any) -> int | None:
 
 
 _attachments: weakref.WeakKeyDictionary[Any, tuple[Assistant, AbstractContextManager[Any]]]
-_attachments = weakref.WeakKeyDictionary()
-"""Each attached model's assistant, and the turn of its calls."""
-
-_logged: set[str] = set()
-"""Reasons for transformers' own path that were logged."""
+_attachments = weakref.WeakKeyDictionary()  # each attached model's assistant, and the turn of its calls
+_logged: set[str] = set()  # reasons for transformers' own path that were logged
 
 
 def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: Any = None, **options: Any) -> Assistant:

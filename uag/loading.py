@@ -25,14 +25,12 @@ from uag.gguf import GgufDraft, is_gguf_name, is_installed
 from uag.hf.decoder import COPY
 from uag.hf.devices import accelerator
 
-Content = str | list[dict[str, Any]]
-"""A prompt: a text, or the messages of a conversation."""
+Content = str | list[dict[str, Any]]  # a prompt: a text, or the messages of a conversation
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 Dtype = str | torch.dtype | None
 
-_MAX_DRAFTS = 4
-"""Maximum number of drafts kept by name."""
+_MAX_DRAFTS = 4  # maximum number of drafts kept by name
 
 _lock = forks.turn()
 
@@ -143,8 +141,7 @@ def _version(name: str) -> tuple[Any, ...]:
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
-forget_drafts = _kept.cache_clear
-"""Let go of the drafts that `open_draft(..., is_kept=True)` loaded."""
+forget_drafts = _kept.cache_clear  # let go of the drafts that `open_draft(..., is_kept=True)` loaded
 
 
 def load_model(name: str, *, dtype: Dtype = None, device: str | None = None, role: str = "model") -> Any:

@@ -12,8 +12,7 @@ from uag.errors import UnsupportedError
 
 logger = logging.getLogger("uag")
 
-TARGET = "target"
-"""The source of a token that was not a candidate: the target generated it itself."""
+TARGET = "target"  # the source of a token that was not a candidate: the target generated it itself
 
 
 @dataclass

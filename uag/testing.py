@@ -26,14 +26,9 @@ _TEXTS = (
     "class Stack:\n    def push(self, item):\n",
 )
 
-_NUM_TOKENS, _NUM_CANDIDATES = 10, 4
-"""Output tokens of a call, and candidates of a round."""
-
-_SEED = 4_294_967_311
-"""The default generator's, which no drafter sets itself."""
-
-_STEP_OF_ERROR = 5
-"""Output tokens before the error of the call that fails: enough for some rounds."""
+_NUM_TOKENS, _NUM_CANDIDATES = 10, 4  # output tokens of a call, and candidates of a round
+_SEED = 4_294_967_311  # the default generator's, which no drafter sets itself
+_STEP_OF_ERROR = 5  # output tokens before the error of the call that fails: enough for some rounds
 
 Lines = list[list[int]]
 

@@ -30,8 +30,7 @@ from uag.loading import Pair
 from uag.proposal import Proposal
 from uag.stats import Stats
 
-NUM_LOOKUP_TOKENS = 10
-"""Tokens that transformers' prompt lookup copies."""
+NUM_LOOKUP_TOKENS = 10  # tokens that transformers' prompt lookup copies
 
 _COUNTS = ("num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens")
 _OF_EACH_DRAFT = ("uag", "uag-draft", "transformers")

@@ -19,8 +19,7 @@ from uag.errors import UagError
 from uag.hf import passes
 from uag.loading import Pair, encode
 
-_NUM_WARM_UP_TOKENS = 16
-"""Tokens generated in each arm's warm-up call."""
+_NUM_WARM_UP_TOKENS = 16  # tokens generated in each arm's warm-up call
 
 # Errors that transformers and other engines raise for a pair, batch or option that they do not support.
 PEER_ERRORS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, NotImplementedError)

@@ -15,8 +15,7 @@ from uag.bench.record import Record
 Row = dict[str, Any]
 Records = Sequence[Record]
 
-_FEWEST_PROMPTS = 4
-"""Minimum number of prompts for a verdict on a draft."""
+_FEWEST_PROMPTS = 4  # minimum number of prompts for a verdict on a draft
 
 
 def by_arm(records: Records) -> dict[str, list[Record]]:

@@ -9,8 +9,7 @@ from rich.console import Console
 from uag.errors import OptionError
 
 console, error_console = Console(), Console(stderr=True, style="dim", highlight=False, markup=False, soft_wrap=True)
-report = error_console.print
-"""Print a status message to standard error."""
+report = error_console.print  # print a status message to standard error
 
 
 def _silence_messages(is_json: bool) -> bool:

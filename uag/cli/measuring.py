@@ -21,8 +21,7 @@ _JSON = "Print JSON to standard output; progress goes to standard error."
 _MINUTES = "Begin no call after this time, and report what was measured; 0: no bound."
 _PROMPTS = "JSON lines with prompt, text, messages or turns, or a text with a prompt per line; default: bundled."
 
-_EVERY_S = 10.0
-"""Seconds between two lines of progress where standard error is not a terminal."""
+_EVERY_S = 10.0  # seconds between two lines of progress where standard error is not a terminal
 
 
 def run(

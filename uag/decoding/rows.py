@@ -10,8 +10,7 @@ from uag.hf import passes
 from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
 
-_FIRST_CAPACITY = 64
-"""Initial capacity of the buffer, in output tokens."""
+_FIRST_CAPACITY = 64  # initial capacity of the buffer, in output tokens
 
 
 @dataclass

@@ -20,8 +20,7 @@ from uag.stats import Stats
 
 _log = logging.getLogger("uag")
 
-_MAX_REREAD = 16
-"""Accepted tokens that a verifying pass recomputes after a state was restored; more get a separate pass."""
+_MAX_REREAD = 16  # accepted tokens that a verifying pass recomputes after a restored state; more get their own pass
 
 
 _ROUTER = "output_router_logits"

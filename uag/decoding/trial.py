@@ -31,14 +31,9 @@ from uag.kernels import OwnKernels, Seen, watching
 from uag.proposal import Proposal
 from uag.stats import Stats
 
-_PROMPT_LENGTH, _NUM_PADS = 6, 2
-"""Tokens of the trial's prompt, and how many of them the second row lacks."""
-
-_WIDTHS = (9, 4, 2, 1)
-"""Tokens per row of the passes after the prompt."""
-
-_NUM_SLOTS = 32
-"""Slots of the trial's cache if the call's is static."""
+_PROMPT_LENGTH, _NUM_PADS = 6, 2  # tokens of the trial's prompt, and how many of them the second row lacks
+_WIDTHS = (9, 4, 2, 1)  # tokens per row of the passes after the prompt
+_NUM_SLOTS = 32  # slots of the trial's cache if the call's is static
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
 """RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding: measured

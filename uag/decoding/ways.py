@@ -20,20 +20,14 @@ from uag.hf.cache import caches
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import graphs_of
 
-WIDTH = 8
-"""Tokens per row of every pass after the prompt, which all cost as much as this many tokens."""
+WIDTH = 8  # tokens per row of every pass after the prompt, which all cost as much as this many tokens
 
-_SLOTS_STEP = 512
-"""The cache has a multiple of this many slots, since rounding may depend on the length: one trial serves many calls."""
+_SLOTS_STEP = 512  # the cache has a multiple of this many slots: rounding may depend on the length
 
-_MOST_SLOTS = 1 << 16
-"""Slots of the longest cache for a target with fewer positions."""
+_MOST_SLOTS = 1 << 16  # slots of the longest cache for a target with fewer positions
 
-_WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer
-"""Layers of a dynamic cache that keep keys and values, and nothing else."""
-
-_SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")
-"""Attention implementations that do not choose a kernel by the number of tokens that a cache holds."""
+_WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer  # layers of a dynamic cache that keep nothing but keys and values
+_SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")  # attention that does not choose a kernel by the length of a cache
 
 
 def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:

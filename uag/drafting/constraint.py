@@ -17,11 +17,9 @@ from uag.drafting.ranked import AcceptanceRates, FreeSource
 from uag.hf.devices import default_generator
 from uag.hf.processors import prefix_constraint, with_prefix_function
 
-Allowed = Callable[[int, torch.Tensor], Sequence[int]]
-"""Maps a row of the batch and its ids [length] to the ids that may follow."""
+Allowed = Callable[[int, torch.Tensor], Sequence[int]]  # maps a row and its ids [length] to the ids that may follow
 
-_PRIORS = (0.999,)
-"""Initial acceptance rate of a forced token. It is rejected only if another processor excludes it."""
+_PRIORS = (0.999,)  # initial acceptance rate of a forced token. It is rejected only if another processor excludes it
 
 
 class ForcedTokens(FreeSource):

@@ -7,14 +7,10 @@ from dataclasses import replace
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.proposal import Proposal, num_equal
 
-_PRIOR_WEIGHT, _FADING = 4.0, 0.98
-"""Checked candidates that a prior counts as, and weight of a checked candidate relative to the next one."""
+_PRIOR_WEIGHT, _FADING = 4.0, 0.98  # checked candidates that a prior counts as, and the weight of one round earlier
 
-_MAX_PROPOSED = 64
-"""Free candidates of a row, at most."""
-
-_LIKELY = 0.5
-"""Confidence in a free source's first candidate from which it is used with a fixed number of candidates."""
+_MAX_PROPOSED = 64  # free candidates of a row, at most
+_LIKELY = 0.5  # confidence in a free source's first candidate from which it is used with a fixed number of candidates
 
 
 class AcceptanceRates:

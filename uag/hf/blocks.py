@@ -42,8 +42,7 @@ untested."""
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 """transformers' functions of which a forward calls one, if it masks what lies outside a layer's window."""
 
-_MOST_COPIED = 2 << 30
-"""Bytes of experts' weights that a layer may copy for the tokens of a pass."""
+_MOST_COPIED = 2 << 30  # bytes of experts' weights that a layer may copy for the tokens of a pass
 
 
 def block_refusal(model: Any) -> str:

@@ -26,8 +26,7 @@ from uag.hf.inspection import modules, per_call
 _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
 """Packages whose hooks and replaced functions only move, split or normalize tensors."""
 
-_TESTED = _TRUSTED | {"peft"}
-"""Packages whose modules the tests cover."""
+_TESTED = _TRUSTED | {"peft"}  # packages whose modules the tests cover
 
 _BASE = frozenset(("torch", "transformers"))
 

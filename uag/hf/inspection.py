@@ -27,8 +27,7 @@ def parameters(module: Any) -> dict[str, Any]:
     return own
 
 
-without_functions = torch._C.DisableTorchFunction
-"""A context in which this thread's function modes do not see what PyTorch runs."""
+without_functions = torch._C.DisableTorchFunction  # a context whose operations this thread's function modes do not see
 
 _lock = forks.lock()
 _evaluating: weakref.WeakKeyDictionary[Any, set[object]] = weakref.WeakKeyDictionary()

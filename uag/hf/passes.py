@@ -56,11 +56,8 @@ def compile_config() -> CompileConfig:
     return config
 
 
-_MOST_GRAPHS = 64
-"""Graphs that PyTorch may keep for one function, which all models, batch sizes and widths share."""
-
-WIDTHS = (1, 2, 4, 8, 16)
-"""Tokens per row of compiled passes over a static cache; narrower ones are padded."""
+_MOST_GRAPHS = 64  # graphs that PyTorch may keep for one function, which all models, batch sizes and widths share
+WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled passes over a static cache; narrower ones are padded
 
 
 def padded(num_tokens: int) -> int:

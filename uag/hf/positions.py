@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from uag.hf.foreign_code import of_others
 from uag.hf.inspection import modules, per_call
 
-_DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")
-"""Model types that drop their cache when their rotary factors change."""
+_DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")  # when their rotary factors change
 
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
 _NO_LENGTH = re.compile(
@@ -19,8 +18,7 @@ _NO_LENGTH = re.compile(
 )
 """Names in a configuration that are lengths of a text, and those among them that are not."""
 
-_LONGEST = 1 << 24
-"""Numbers above this one stand for "no limit" in configurations."""
+_LONGEST = 1 << 24  # numbers above this one stand for "no limit" in configurations
 
 
 class Cut(NamedTuple):

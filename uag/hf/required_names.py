@@ -14,8 +14,7 @@ import transformers
 
 from uag.errors import CompatibilityError
 
-OLDEST, NEWEST = "5.16.1", "5.24"
-"""The tested releases."""
+OLDEST, NEWEST = "5.16.1", "5.24"  # the tested releases
 
 VERSION = transformers.__version__
 

@@ -9,17 +9,11 @@ import numpy.typing as npt
 from uag.lookahead.costs import Prices
 from uag.proposal import Proposal
 
-RowOutcome = tuple[Sequence[Proposal], int]
-"""A row's proposals from the draft model, and how many of them were accepted."""
+RowOutcome = tuple[Sequence[Proposal], int]  # a row's proposals from the draft model, and how many were accepted
 
-_TEXT_MEMORY, _PAIR_MEMORY = 16, 100
-"""Rounds that the estimates of a text and of a pair remember."""
-
-_PRIOR = 4.0
-"""Weight of earlier texts in a new one, in rounds."""
-
-_FIRST_ACCEPTANCE = 0.7
-"""Acceptance assumed before any round."""
+_TEXT_MEMORY, _PAIR_MEMORY = 16, 100  # rounds that the estimates of a text and of a pair remember
+_PRIOR = 4.0  # weight of earlier texts in a new one, in rounds
+_FIRST_ACCEPTANCE = 0.7  # acceptance assumed before any round
 
 
 @dataclass(frozen=True)

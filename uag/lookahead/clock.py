@@ -6,8 +6,7 @@ import time
 
 from uag import forks
 
-_COUNTERS = "/proc/thread-self/schedstat"
-"""Nanoseconds that the calling thread ran, and that it waited to run."""
+_COUNTERS = "/proc/thread-self/schedstat"  # nanoseconds that the calling thread ran, and that it waited to run
 
 
 class _Counters:

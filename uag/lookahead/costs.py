@@ -6,26 +6,15 @@ from itertools import combinations
 from statistics import median_low
 from typing import NamedTuple
 
-_NUM_KEPT = 12
-"""Measurements per estimate."""
+_NUM_KEPT = 12  # measurements per estimate
+_NUM_SURE = 3  # readings of prompts until they are believed where they took longer than guessed
+_PLAIN_EVERY = 16  # rounds with drafted candidates until a plain pass is measured again, at a gain of 1
+_NUM_PLAIN = 4  # plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1
 
-_NUM_SURE = 3
-"""Readings of prompts until they are believed where they took longer than guessed."""
+_SLOWED = 2.0  # a pass that took this many times as long as a later one is forgotten: something else slowed it
 
-_PLAIN_EVERY = 16
-"""Rounds with drafted candidates until a plain pass is measured again, at a gain of 1."""
-
-_NUM_PLAIN = 4
-"""Plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1."""
-
-_SLOWED = 2.0
-"""A pass that took this many times as long as a later one is forgotten: only other programs can slow it down."""
-
-_TOKEN_SHARE = 0.02
-"""Assumed cost of verifying a candidate before it is measured, as a share of a plain pass."""
-
-_SHORTEST_S = 1e-9
-"""Shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0."""
+_TOKEN_SHARE = 0.02  # assumed cost of verifying a candidate before it is measured, as a share of a plain pass
+_SHORTEST_S = 1e-9  # shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0
 
 
 def lower_quartile(values: Iterable[float]) -> float:

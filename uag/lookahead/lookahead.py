@@ -18,23 +18,14 @@ from uag.lookahead.acceptance import AcceptanceModel, Round
 from uag.lookahead.costs import Costs
 from uag.proposal import Proposal
 
-MAX_CANDIDATES = 32
-"""Maximum number of candidates per row."""
+MAX_CANDIDATES = 32  # maximum number of candidates per row
 
-_FIRST_CANDIDATES = 4
-"""Candidates of the first round that drafts; later ones have at most as many more as were accepted so far."""
+_FIRST_CANDIDATES = 4  # candidates of the first round that drafts; later ones add those accepted so far
+_TRIAL_SHARE = 0.004  # share of plain decoding's time for trials: once at the start of a call, and as it proceeds
+_NUM_TRIALS = 3  # unsuccessful trials until their costs are believed: something else may have slowed them
 
-_TRIAL_SHARE = 0.004
-"""Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds."""
-
-_NUM_TRIALS = 3
-"""Unsuccessful trials until their costs are believed: something else may have slowed the first ones down."""
-
-_GAIN_PER_DOUBLING = 0.06
-"""Additional gain required per doubling of the rows, because a call ends with its slowest row."""
-
-_MOST_COUNTED = 256
-"""Maximum number of output tokens that a call is assumed to generate when it starts."""
+_GAIN_PER_DOUBLING = 0.06  # additional gain required per doubling of the rows, because a call ends with its slowest row
+_MOST_COUNTED = 256  # maximum number of output tokens that a call is assumed to generate when it starts
 
 
 @dataclass(eq=False)

@@ -16,14 +16,10 @@ from uag.projection.search import BestFirst
 from uag.projection.tree import DraftRow, Feed, Node, Search
 from uag.proposal import num_equal
 
-_REENCODED_TOKENS = 4
-"""Draft tokens before the pending text that are re-encoded with it."""
+_REENCODED_TOKENS = 4  # draft tokens before the pending text that are re-encoded with it
+_HEALING_LEVELS = 3  # draft tokens that a search may step back
 
-_HEALING_LEVELS = 3
-"""Draft tokens that a search may step back."""
-
-_HEALING_SHARE = 0.02
-"""Mass of the last draft token's alternatives, relative to its own, from which they are searched too."""
+_HEALING_SHARE = 0.02  # mass of alternatives, relative to the last draft token's, from which they are searched, too
 
 
 class Projection:

@@ -12,14 +12,9 @@ from uag.errors import PairError
 from uag.projection.tree import IntArray
 from uag.projection.vocabulary import VocabularyMap, vocabulary_map
 
-NO_TOKEN = -1
-"""Placeholder for the first target token of a text that no target token begins."""
-
-UNKNOWN = -2
-"""Placeholder for the first target token of a draft token that has not been encoded yet."""
-
-_MAX_REMEMBERED = 200_000
-"""Number of texts whose first target token is cached."""
+NO_TOKEN = -1  # placeholder for the first target token of a text that no target token begins
+UNKNOWN = -2  # placeholder for the first target token of a draft token that has not been encoded yet
+_MAX_REMEMBERED = 200_000  # number of texts whose first target token is cached
 
 
 class Continuation(NamedTuple):

@@ -25,20 +25,11 @@ from uag.projection.shortlists import largest, likeliest
 from uag.projection.tree import DraftRow, Feed, FloatArray, IntArray, Node, Search
 from uag.proposal import Proposal
 
-_SUPPORT = 32
-"""Draft tokens read per distribution, the most probable (with noise: the best scored) first."""
-
-_SUPPORT_WITH_NOISE = 96
-"""`_SUPPORT` with noise, which lifts rarer tokens."""
-
-_MASS_READ = 0.995
-"""Share of the mass that is read with noise, where each token is selected in proportion to its mass."""
-
-_MAX_BRANCHES = 1
-"""Draft passes per target token that leave the current path."""
-
-_LEAST_MASS = 1e-30
-"""Minimum mass of the root, because confidences are divided by it."""
+_SUPPORT = 32  # draft tokens read per distribution, the most probable (with noise: the best scored) first
+_SUPPORT_WITH_NOISE = 96  # `_SUPPORT` with noise, which lifts rarer tokens
+_MASS_READ = 0.995  # share of the mass that is read with noise, where each token is selected in proportion to its mass
+_MAX_BRANCHES = 1  # draft passes per target token that leave the current path
+_LEAST_MASS = 1e-30  # minimum mass of the root, because confidences are divided by it
 
 
 @dataclass(slots=True)

@@ -6,20 +6,11 @@ from uag.projection.pair import TargetReader
 from uag.projection.scoring import Scoring
 from uag.projection.tree import FloatArray, IntArray
 
-_NEGLIGIBLE = 1e-5
-"""Values below this share of the largest are not ranked."""
-
-_FAINT = 1e-9
-"""`_NEGLIGIBLE` where options may ban larger values."""
-
-_NUM_WEIGHED = 1024
-"""Most probable draft tokens among which noise selects."""
-
-_SHORTLIST = 128
-"""Ids that are scored when options act on single tokens."""
-
-_BEST_WEIGHED = 24
-"""Draft tokens that are read because the noise favors them."""
+_NEGLIGIBLE = 1e-5  # values below this share of the largest are not ranked
+_FAINT = 1e-9  # `_NEGLIGIBLE` where options may ban larger values
+_NUM_WEIGHED = 1024  # most probable draft tokens among which noise selects
+_SHORTLIST = 128  # ids that are scored when options act on single tokens
+_BEST_WEIGHED = 24  # draft tokens that are read because the noise favors them
 
 
 def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> IntArray:

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from uag.adapters import TokenizerAdapter, map_controls
 from uag.projection.tree import IntArray
 
-_MAX_REMEMBERED = 100_000
-"""Number of texts whose neighbors are cached."""
+_MAX_REMEMBERED = 100_000  # number of texts whose neighbors are cached
 
 
 class Neighbors(NamedTuple):

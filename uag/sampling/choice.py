@@ -12,8 +12,7 @@ from uag.proposal import Proposal
 from uag.sampling.noise import NoiseTape
 from uag.sampling.rejection import verify
 
-Places = Sequence[tuple[int, int]]
-"""The output step and the batch row of each line of scores."""
+Places = Sequence[tuple[int, int]]  # the output step and the batch row of each line of scores
 
 Candidates = Sequence[Proposal | None]
 

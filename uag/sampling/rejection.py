@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from uag.proposal import Warpers
 
-Probs = npt.NDArray[np.float64]
-"""[vocab_size] float64 probabilities that sum to 1."""
+Probs = npt.NDArray[np.float64]  # [vocab_size] float64 probabilities that sum to 1
 
 
 def draw(probs: Probs, uniform: float) -> int:

@@ -34,8 +34,7 @@ REFUSED: dict[str, Any] = {
 """Fields that are refused, with the values that ask for nothing: alternatives are a tuple, and an object may lack keys.
 None asks for nothing everywhere."""
 
-_WITH_TOOLS: dict[str, Any] = {"tool_choice": "auto", "parallel_tool_calls": True}
-"""The same, for requests with tools."""
+_WITH_TOOLS: dict[str, Any] = {"tool_choice": "auto", "parallel_tool_calls": True}  # the same, for requests with tools
 
 _TEXT = {"text", "input_text", "output_text"}
 _SEEN = {"image_url", "input_image", "video_url"}

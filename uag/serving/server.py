@@ -29,8 +29,7 @@ from uag.stats import Totals
 
 logger = logging.getLogger("uag")
 
-_SHUTDOWN_S = 10
-"""Seconds that running requests get after Ctrl-C to end their current pass."""
+_SHUTDOWN_S = 10  # seconds that running requests get after Ctrl-C to end their current pass
 
 _MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
 """Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON."""

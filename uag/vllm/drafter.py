@@ -25,14 +25,11 @@ from uag.vllm.pace import Pace
 
 IdArray = npt.NDArray[np.integer[Any]]
 
-_NO_ID = (1 << 31) - 1
-"""Replaces negative ids, which no vocabulary has."""
+_NO_ID = (1 << 31) - 1  # replaces negative ids, which no vocabulary has
 
-_NUM_LAST = 8
-"""Draft tokens at the end of a prompt that are read in the batch, because healing uses their distributions."""
+_NUM_LAST = 8  # draft tokens at the end of a prompt that are read in the batch: healing uses their distributions
 
-_TOKENS_PER_CANDIDATE = 4
-"""Draft tokens that a candidate is assumed to need."""
+_TOKENS_PER_CANDIDATE = 4  # draft tokens that a candidate is assumed to need
 
 
 @dataclass

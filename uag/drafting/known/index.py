@@ -16,31 +16,23 @@ END = -1
 """Follows a complete text, so that no match and no continuation crosses into another text. All ids below 0, which some
 models use for images, are stored as this one."""
 
-NUM_LAST = 64
-"""Ids of the longest match."""
+NUM_LAST = 64  # ids of the longest match
+_FEW = 16  # places that are compared with all last ids at once; more are first narrowed, one id at a time
 
-_FEW = 16
-"""Places that are compared with all last ids at once; more are first narrowed, one id at a time."""
+_NUM_UNSORTED, _UNSORTED_SHARE = 16_384, 1 / 32  # ids searched without being sorted: the larger of a number and a share
 
-_NUM_UNSORTED, _UNSORTED_SHARE = 16_384, 1 / 32
-"""Ids that are searched without being sorted: this number, or this share of all if it is more."""
-
-_DROPPED_SHARE = 1 / 32
-"""Share of a full index that is dropped at once, because the rest is moved and sorted again."""
+_DROPPED_SHARE = 1 / 32  # share of a full index that is dropped at once, because the rest is moved and sorted again
 
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 """Multipliers of the hash of a pair. Of its 64 bits the upper 32 are used, because they are mixed best."""
 
 _LOWER_BITS = (1 << 32) - 1
 
-_NO_ID = -2
-"""Stands for ids before the beginning of a text; it is not in the index, so it ends every match."""
+_NO_ID = -2  # stands for ids before the beginning of a text; it is not in the index, so it ends every match
 
-_BEFORE = np.arange(1, NUM_LAST + 2)
-"""Distances of the ids before a place that are compared with the last ids and one `_NO_ID`."""
+_BEFORE = np.arange(1, NUM_LAST + 2)  # distances of the ids before a place that are compared with `last`
 
-_FIRST = NUM_LAST + 1
-"""The first place. The ids before it are `END`, so that as many ids can be read before any place."""
+_FIRST = NUM_LAST + 1  # the first place. The ids before it are `END`, so that as many ids can be read before any place
 
 
 class KnownIds:

@@ -15,14 +15,10 @@ from uag.drafting.known.index import END, NUM_LAST, KnownIds
 from uag.errors import LoadingError, OptionError, PairError
 from uag.proposal import num_equal
 
-_MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST
-"""Minimum and maximum size: one text, and places of 32 bits."""
+_MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST  # one text, and places of 32 bits
+_NUM_SHARED = 16  # fewest ids that show that a prompt's beginning is stored, and that are stored again
 
-_NUM_SHARED = 16
-"""Fewest ids that show that the beginning of a prompt is stored, and that are stored again before the rest."""
-
-_MAX_COMPARED = 4
-"""Stored texts with which a prompt is compared."""
+_MAX_COMPARED = 4  # stored texts with which a prompt is compared
 
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),

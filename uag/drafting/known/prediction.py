@@ -19,23 +19,18 @@ from uag.drafting.known.source import KnownSource, level_of
 from uag.drafting.ranked import AcceptanceRates
 from uag.errors import OptionError, PairError
 
-Expected = str | tuple[int, ...]
-"""A prediction: text, or target ids."""
+Expected = str | tuple[int, ...]  # a prediction: text, or target ids
 
-_START = [np.iinfo(np.int32).max] * 8
-"""Precedes predictions and outputs, so that their beginnings match: an id that no vocabulary has."""
+_START = [np.iinfo(np.int32).max] * 8  # precedes predictions and outputs; no vocabulary has this id
 
 _IN_WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
 """The beginning of an id that continues a word; bytes from 128 on are parts of letters in most texts."""
 
-_PIECE = 16_384
-"""Bytes of a text that are encoded at once, when the output nears the end of what was encoded."""
+_PIECE = 16_384  # bytes of a text that are encoded at once, when the output nears the end of what was encoded
 
-_NUM_UNSETTLED_BYTES = 32
-"""Bytes at the end of a piece whose ids are not used, because the text after them may change them."""
+_NUM_UNSETTLED_BYTES = 32  # bytes at the end of a piece whose ids the text after them may change
 
-_NUM_AHEAD = 128
-"""Ids after the output's place that should be encoded."""
+_NUM_AHEAD = 128  # ids after the output's place that should be encoded
 
 
 class _Text:

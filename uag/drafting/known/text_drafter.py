@@ -12,14 +12,9 @@ from uag.drafting.known.prediction import known_ids
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
 
-_CONFIDENCE = 0.9
-"""Confidence in each candidate before the lookahead has learned how many are accepted."""
-
-_NUM_LAST = 16
-"""Last output ids that influence how an answer is encoded after them."""
-
-_LONGEST_PAUSE = 64
-"""Rounds without a call, at most, after a source returned nothing."""
+_CONFIDENCE = 0.9  # confidence in each candidate before the lookahead has learned how many are accepted
+_NUM_LAST = 16  # last output ids that influence how an answer is encoded after them
+_LONGEST_PAUSE = 64  # rounds without a call, at most, after a source returned nothing
 
 
 @dataclass

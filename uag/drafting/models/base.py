@@ -13,8 +13,7 @@ from uag.kernels import Cache, Decoder
 from uag.lookahead import clock
 from uag.projection import Feed, HasPath, Node
 
-KEPT_POSITIONS = 8
-"""Last tokens of a row and of a pass whose distributions are kept, for healing; each is as wide as the vocabulary."""
+KEPT_POSITIONS = 8  # last tokens of a row and of a pass whose distributions are kept, for healing
 
 
 class PassError(UagError, RuntimeError):

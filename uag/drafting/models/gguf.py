@@ -17,14 +17,10 @@ from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft
 from uag.hf.cache.states import MAX_COPIES, Copies
 from uag.projection import Node
 
-_MIN_COPIES = 3
-"""Copies of a row's states, at least; more of them leave room for fewer rows."""
+_MIN_COPIES = 3  # copies of a row's states, at least; more of them leave room for fewer rows
+_FIRST_CELLS = 1024  # tokens of the smallest cache; a new one takes 20 ms, and the text is read again
 
-_FIRST_CELLS = 1024
-"""Tokens of the smallest cache; a new one takes 20 ms, and the text is read again."""
-
-_MOST_KEPT_CELLS = 4096
-"""Tokens of the largest cache that is kept for the next call: 90 MB for a model of 135 million weights."""
+_MOST_KEPT_CELLS = 4096  # tokens of the largest cache kept for the next call: 90 MB for 135 million weights
 
 
 class GgufPasses(Passes):

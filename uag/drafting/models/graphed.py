@@ -17,14 +17,10 @@ from uag.hf.cache.recorded import GraphedModel, kind_of, moved
 from uag.hf.devices import graphs_of, synchronize
 from uag.lookahead import clock
 
-_WITH_4D_MASKS = ("sdpa", "eager")
-"""transformers' own attention implementations that accept a 4D mask."""
+_WITH_4D_MASKS = ("sdpa", "eager")  # transformers' own attention implementations that accept a 4D mask
+_WIDEST = 4  # tokens per row of the widest pass that is recorded or compiled; wider ones are rare
 
-_WIDEST = 4
-"""Tokens per row of the widest pass that is recorded or compiled; wider ones are rare."""
-
-_SMALLEST = 1024
-"""Initial number of cache slots, doubled as needed: 24 MB per row for a draft of 135 million weights in bfloat16."""
+_SMALLEST = 1024  # initial cache slots, doubled as needed: 24 MB per row for 135 million weights in bfloat16
 
 
 class StaticPasses(GraphedModel):

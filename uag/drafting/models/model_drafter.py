@@ -18,8 +18,7 @@ from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.projection import Feed, Scoring, TokenizerPair
 from uag.proposal import Proposal
 
-Steps = Generator[Feed, None, None]
-"""A row's drafting in one round: yields the draft passes that it needs."""
+Steps = Generator[Feed, None, None]  # a row's drafting in one round: yields the draft passes that it needs
 
 
 def draft_steps(

@@ -11,8 +11,7 @@ from uag.projection import Feed, Node, Projection, Scoring, Search, TokenizerPai
 from uag.proposal import Proposal
 from uag.sampling import draw, proposal_probs
 
-_POSITION_MARGIN = 64
-"""Positions of the draft's context that are reserved for one round."""
+_POSITION_MARGIN = 64  # positions of the draft's context that are reserved for one round
 
 
 class SharedRow:

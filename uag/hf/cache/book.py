@@ -10,8 +10,7 @@ import torch
 from uag.hf.cache import caches
 from uag.hf.cache.states import Copies, States, has_state
 
-_MOST_GAPS = 16
-"""Slots between a row's tokens that are left there, instead of moving keys and values."""
+_MOST_GAPS = 16  # slots between a row's tokens that are left there, instead of moving keys and values
 
 
 class Book:

@@ -26,8 +26,7 @@ CACHE = generation_utils.ALL_CACHE_NAMES[0]
 CACHE_INPUTS = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params")))
 """Names under which models, of this release or older ones, take a cache of transformers' own classes."""
 
-CACHE_NAMES = tuple(generation_utils.ALL_CACHE_NAMES)
-"""Names of a cache among the arguments that `generate` prepares."""
+CACHE_NAMES = tuple(generation_utils.ALL_CACHE_NAMES)  # names of a cache among the arguments that `generate` prepares
 
 
 def cache_in(kwargs: dict[str, Any]) -> Any:
@@ -176,8 +175,7 @@ def crop(cache: Any, num_tokens: int) -> None:
     cache.crop(-num_tokens)
 
 
-_SPARE_SLOTS = 16
-"""Spare slots after `take_slots`."""
+_SPARE_SLOTS = 16  # spare slots after `take_slots`
 
 
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:

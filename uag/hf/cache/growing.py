@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-_MIN_SPARE, _SPARE_DIVISOR = 64, 8
-"""Spare slots: 64 plus an eighth of the filled ones. More spare slots mean fewer copies but use more memory."""
-
-_SMALL = 1 << 15
-"""Number of elements below which copying is cheaper than appending in place (128 KB in float32, on a CPU)."""
+_MIN_SPARE, _SPARE_DIVISOR = 64, 8  # spare slots: 64 plus an eighth of the filled ones
+_SMALL = 1 << 15  # elements below which copying is cheaper than appending in place (128 KB in float32, on a CPU)
 
 
 class BufferedLayer(DynamicLayer):

@@ -23,8 +23,7 @@ from uag.hf.inspection import has_hooks, inspected_once, modules
 
 _ONE_AT_A_TIME = forks.turn()
 
-_Pass = tuple[dict[str, Any], Any, torch.Tensor] | None
-"""A pass's inputs on the device, its graph and its logits; None if its shapes were seen once."""
+_Pass = tuple[dict[str, Any], Any, torch.Tensor] | None  # inputs on the device, graph, logits; None if seen once
 
 
 class GraphedModel(ABC):

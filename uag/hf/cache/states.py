@@ -60,8 +60,7 @@ class States:
             current.update(copied)
 
 
-MAX_COPIES = 16
-"""Copies of states per row; with more, fewer tokens run again after a rollback."""
+MAX_COPIES = 16  # copies of states per row; with more, fewer tokens run again after a rollback
 
 Copy = TypeVar("Copy")
 
