@@ -11,7 +11,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import blocks, models, passes
 from uag.hf.cache import caches, static
-from uag.hf.cache.recorded_target import RecordedTarget
+from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
 from uag.kernels import OwnKernels, Watch

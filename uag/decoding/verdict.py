@@ -14,7 +14,7 @@ from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.hf import blocks, foreign_code, models, passes, positions, weights, wrapped
 from uag.hf.cache import caches
-from uag.hf.cache.recorded_target import RecordedTarget
+from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import default_generator
 from uag.hf.inspection import modules
 from uag.hf.processors import unknown_processors

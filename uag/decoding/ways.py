@@ -17,7 +17,7 @@ from uag.decoding.target import Limits
 from uag.decoding.trial import Trial, Way
 from uag.hf import blocks, models, positions
 from uag.hf.cache import caches
-from uag.hf.cache.recorded_target import RecordedTarget
+from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import graphs_of
 
 WIDTH = 8  # tokens per row of every pass after the prompt, which all cost as much as this many tokens
