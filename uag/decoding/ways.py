@@ -19,6 +19,7 @@ from uag.hf import blocks, models, positions
 from uag.hf.cache import caches
 from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import graphs_of
+from uag.kernels import Decoder, decoder_of
 
 WIDTH = 8  # tokens per row of every pass after the prompt, which all cost as much as this many tokens
 
@@ -34,6 +35,12 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
     """Return the best way to run a call's passes as wide as their candidates, and what its trial found."""
     chosen = None
     ways = [Way(call.kernels), Way(call.kernels.replacing_functions())] if call.kernels else []
+    decoder = decoder_of(call.model, "model") if ways else ""
+    if isinstance(decoder, Decoder):
+        way = Way(call.kernels.in_one_call(decoder))
+        found = trial.run(call, way, is_ragged=is_ragged)
+        if not (found.is_wrong or found.refusal or found.dependence):
+            return way, found
     for way in ways:
         found = trial.run(call, way, is_ragged=is_ragged)
         if found.is_wrong:

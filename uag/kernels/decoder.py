@@ -148,11 +148,13 @@ class Decoder:
         key = weight.data_ptr(), form
         num_out, num_in = weight.shape
         if key not in self._coded:  # an embedding may be the head's weight
-            weight = weight.contiguous()
             if form == "model":
-                self._coded[key] = steps.CWeight(self._keep(weight), 0, 0, num_out, num_in, TYPES[weight.dtype])
+                weight = weight if weight.stride(0) == 1 else weight.contiguous()
+                stride = 0 if weight.is_contiguous() else weight.stride(1)
+                self._kept.append(weight)
+                self._coded[key] = steps.CWeight(weight.data_ptr(), 0, 0, num_out, num_in, stride, TYPES[weight.dtype])
             else:
-                self._coded[key] = self._codes(weight, form)
+                self._coded[key] = self._codes(weight.contiguous(), form)
         found = steps.CWeight.from_buffer_copy(self._coded[key])
         found.bias = self._floats(layer.bias)
         return found
@@ -172,7 +174,7 @@ class Decoder:
         library.rows_code(ctypes.byref(coding))
         self.num_bytes += codes.numel() + (0 if scales is None else 4 * scales.numel())
         return steps.CWeight(
-            self._keep(codes), 0 if scales is None else self._keep(scales), 0, num_out, num_in, _CODED[form]
+            self._keep(codes), 0 if scales is None else self._keep(scales), 0, num_out, num_in, 0, _CODED[form]
         )
 
     def _reach(self, num_positions: int) -> None:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.models import STATEFUL, tiny_model
-from uag.drafting.models.decoder import decoder_of
+from uag.kernels import decoder_of
 from uag.hf.decoder import describe
 from uag.kernels import Cache, Decoder, kernel
 
