@@ -11,7 +11,6 @@ import math
 import weakref
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import torch
@@ -191,8 +190,7 @@ class CandidateGeneratorMixin:
         )
         known = adapter_of(target_tokenizer), adapter_of(assistant_tokenizer), drafter
         generator._end.detach()
-        give_back = partial(_give_back, _idle[assistant_model][self], known)
-        generator._end = weakref.finalize(generator, give_back)
+        generator._end = weakref.finalize(generator, _give_back, _idle[assistant_model][self], known)
         generator._end.atexit = False
         return generator
 

@@ -105,7 +105,10 @@ class Ragged:
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run each row's last token and its candidates, and return logits [num_rows, width, vocab_size], float32."""
         if list(candidates.rows) != self._rows:
-            self._select(candidates.rows)
+            indices = [self._rows.index(row) for row in candidates.rows]
+            caches.select_rows(self.target.cache, indices)
+            self._pads, self._firsts = ([of[index] for index in indices] for of in (self._pads, self._firsts))
+            self._rows = self.target.rows = list(candidates.rows)
         rows.write(candidates, candidates.width - 1)
         return self._run(rows.last(candidates.rows, candidates.width))
 
@@ -136,13 +139,6 @@ class Ragged:
         caches.crop(cache, outcome.candidates.width - most)
         self._length += most
         self._trim()
-
-    def _select(self, rows: Sequence[int]) -> None:
-        indices = [self._rows.index(row) for row in rows]
-        caches.select_rows(self.target.cache, indices)
-        self._pads = [self._pads[index] for index in indices]
-        self._firsts = [self._firsts[index] for index in indices]
-        self._rows = self.target.rows = list(rows)
 
     def _trim(self) -> None:
         """Remove the padding that all rows share. Sliding windows contain none."""

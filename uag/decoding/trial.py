@@ -220,12 +220,14 @@ def _run(
         mask[1:, :_NUM_PADS] = 0
     found, seen = [], []
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
-        config, cache = call.model.config.get_text_config(decoder=True), None
+        cache = None
         if way.num_slots:
             cache = static.static_cache(call.model, way.num_slots)
         elif _is_static(call):
-            cache = StaticCache(config=config, max_cache_len=_NUM_SLOTS)
-        synthetic = SyntheticPasses(_uncompiled(call), prompt, kernels, cache, mask)
+            cache = StaticCache(config=call.model.config.get_text_config(decoder=True), max_cache_len=_NUM_SLOTS)
+        config = copy.copy(call.generation_config)
+        config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
+        synthetic = SyntheticPasses(replace(call, generation_config=config), prompt, kernels, cache, mask)
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             is_watched = bool(kernels) and width in (widths[0], widths[-1])
@@ -233,13 +235,6 @@ def _run(
                 found.append(synthetic.verify([block] * num_rows))
             seen.append(of_pass)
     return found, seen[0], seen[-1]
-
-
-def _uncompiled(call: Call) -> Call:
-    """Return a call that `generate` would not compile: the trial's shapes are not those of the call's own graphs."""
-    config = copy.copy(call.generation_config)
-    config.disable_compile = True
-    return replace(call, generation_config=config)
 
 
 class SyntheticPasses:

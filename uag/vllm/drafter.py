@@ -113,7 +113,8 @@ class RequestDrafter:
         limit = self.pace.plan(sizes, len(running), start_s, outcomes)
         if limit:
             limits = [min(limit, n) for n in limits]
-            requests = {i: known.get(i) or self._begun(ids) for i, ids in running.items()}
+            self.stats.num_begun += len(running) - len(known)
+            requests = {i: known.get(i) or Request(self._maker.make(ids.tolist()), ids) for i, ids in running.items()}
             self._set_batch(self._fitting(requests, limits))
             self._draft(limits, proposals)
         else:
@@ -142,10 +143,6 @@ class RequestDrafter:
                 self.stats.num_accepted_tokens += num_accepted
             request.ids, request.proposals = ids, []
         return known
-
-    def _begun(self, ids: IdArray) -> Request:
-        self.stats.num_begun += 1
-        return Request(self._maker.make(ids.tolist()), ids)
 
     def _fitting(self, requests: Mapping[int, Request], limits: Sequence[int]) -> dict[int, Request]:
         """Return the requests without the longest ones, as far as the cache is too small for all."""
