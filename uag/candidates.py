@@ -1,10 +1,12 @@
-"""uag's candidates in transformers' own assisted decoding, for code that builds on transformers' loop.
+"""uag's candidates in transformers' own assisted decoding.
 
-class Target(CandidateGeneratorMixin, LlamaForCausalLM):
-pass
+That loop asks its model for a `CandidateGenerator`, so a subclass of the model can return uag's:
 
-target = Target.from_pretrained(...)
-target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
+    class Target(CandidateGeneratorMixin, LlamaForCausalLM):
+        pass
+
+    target = Target.from_pretrained(...)
+    target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
 """
 
 import math

@@ -11,6 +11,7 @@ POSITION_FREE = (
     known.InfNanRemoveLogitsProcessor, known.LogitNormalization, known.SuppressTokensLogitsProcessor,
 )  # fmt: skip
 
+# The watermark seeds its own generator from the ids at every call.
 ROW_WISE = (
     *POSITION_FREE, known.RepetitionPenaltyLogitsProcessor, known.NoRepeatNGramLogitsProcessor,
     known.MinLengthLogitsProcessor, known.MinNewTokensLengthLogitsProcessor, known.SequenceBiasLogitsProcessor,

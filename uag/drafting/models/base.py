@@ -126,7 +126,7 @@ class Passes(ABC):
         self._set_distributions(logits, zip(kept, range(len(kept)), strict=True))
 
     def _set_distributions(self, logits: torch.Tensor, places: Iterable[tuple[Node, int]]) -> bool:
-        """Set the distributions of nodes, by indices in `logits` [num_tokens, vocab_size]; return if any were NaN."""
+        """Set the distributions of nodes, by indices in `logits` [num_tokens, vocab_size]; return if any is NaN."""
         logits = logits[:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
         has_overflowed = bool(np.isnan(probs[:, 0]).any())

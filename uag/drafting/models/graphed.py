@@ -38,7 +38,6 @@ class StaticPasses(GraphedModel):
         self._is_compiled = is_compiled
         self._compiled: Any = None
         self._reported = ""  # why passes are not recorded or compiled after all
-        self.kind = ()
         super().__init__()
         if is_compiled and (reason := self._refusal()):
             name = type(model).__name__
@@ -85,10 +84,12 @@ class StaticPasses(GraphedModel):
             self._counts.fall_backs.remove(self._reported)
         self._reported = ""
         self._windows = models.windows(self._model) if kind else {}
-        if self._is_compiled and kind and kind[:1] != self.kind[:1]:  # one function compiles passes of all shapes
+        has_moved, failure = kind[:1] != self.kind[:1], self.failure
+        if self._is_compiled and kind and has_moved:  # one function compiles passes of all shapes
             mode = "reduce-overhead" if kind[0].type == "cuda" else None
             self._compiled = torch.compile(self.forward, mode=mode)
         super().renew(kind, cache)
+        self.failure = failure if self._is_compiled and not has_moved else ""
 
     def run_book(self, book: Book, inputs: npt.NDArray[np.int64], kept: int) -> torch.Tensor:
         """Run a pass that the book contains already, padded to a width that is recorded or compiled.

@@ -40,6 +40,7 @@ class GraphedModel(ABC):
 
     def __init__(self) -> None:
         self.kind: tuple[Any, ...] = ()
+        self.failure = ""
         self.renew(())
 
     def renew(self, kind: tuple[Any, ...], cache: Any = None) -> None:
