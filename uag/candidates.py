@@ -13,6 +13,7 @@ import math
 import weakref
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -192,7 +193,8 @@ class CandidateGeneratorMixin:
         )
         known = adapter_of(target_tokenizer), adapter_of(assistant_tokenizer), drafter
         generator._end.detach()
-        generator._end = weakref.finalize(generator, _give_back, _idle[assistant_model][self], known)
+        give_back = partial(_give_back, _idle[assistant_model][self], known)
+        generator._end = weakref.finalize(generator, give_back)
         generator._end.atexit = False
         return generator
 
