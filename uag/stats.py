@@ -146,6 +146,7 @@ class Stats(RowStats):
         return "\n".join(self._lines())
 
     def summary(self) -> str:
+        """Return one line for logging."""
         return "; ".join(self._lines())
 
     def _lines(self) -> list[str]:
