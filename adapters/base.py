@@ -12,15 +12,10 @@ from typing import Any, ClassVar
 from uag.adapters.control import ControlRoles, find_controls
 
 _SAMPLE = "The quick brown fox can't jump 12345 times.  \t\n x(y[i]) naïve Ünïcödé 日本語 текст 😀"
-_NUM_SAMPLED = 2_000
-"""Number of tokens of the vocabulary in the sample text of a fingerprint. Increase to tell more tokenizers apart;
-decrease to compute fingerprints faster."""
+_NUM_SAMPLED = 2_000  # tokens of the vocabulary in the sample text of a fingerprint
 
-TEXT_BYTES = sorted(frozenset(range(0xF5)) - {0xC0, 0xC1})
-"""Bytes that occur in valid UTF-8; DeepSeek's vocabulary lacks the 13 others."""
-
-UTF8 = ("utf-8", "surrogateescape")
-"""Decodes each byte that is not part of a character to a lone surrogate, and encodes it back."""
+TEXT_BYTES = sorted(frozenset(range(0xF5)) - {0xC0, 0xC1})  # those of valid UTF-8
+UTF8 = ("utf-8", "surrogateescape")  # decodes bytes of broken characters to lone surrogates, and encodes them back
 
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 
@@ -92,7 +87,6 @@ class TokenizerAdapter(ABC):
 
     @property
     def is_exact(self) -> bool:
-        """Whether every text can be represented byte for byte."""
         return self.loss is None
 
     def join(self, ids: Iterable[int]) -> bytes | None:
@@ -112,8 +106,7 @@ class TokenizerAdapter(ABC):
     def _encode(self, data: bytes) -> list[int]:
         r"""Encode a text that is not empty as a continuation.
 
-        Bytes of a broken character are spelled with the token before them, because " \xf0\x9f" is one token of many
-        vocabularies.
+        Bytes of a broken character are spelled with the token before them: " \xf0\x9f" is a token of many vocabularies.
         """
         ids: list[int] = []
         for index, part in enumerate(_BROKEN.split(data.decode(*UTF8))):
@@ -124,7 +117,6 @@ class TokenizerAdapter(ABC):
         return ids
 
     def _encode_text(self, text: str) -> list[int]:
-        """Encode whole characters as a continuation."""
         raise NotImplementedError
 
     def _spell(self, data: bytes) -> list[int] | None:

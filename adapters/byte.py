@@ -18,7 +18,6 @@ class ByteAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support tokenizers without a Rust backend that have one token per byte."""
         if backend_of(tokenizer) is not None:
             return 0
         return 20 if _byte_offset(tokenizer) is not None else 0

@@ -1,7 +1,6 @@
 """ByteLevel BPE: GPT-2, Llama 3, Qwen, SmolLM, StarCoder, DeepSeek, Whisper, tiktoken conversions.
 
-Every byte is one character of an alphabet of 256, so all bytes can be represented. Unicode normalizers are skipped:
-they only lose bytes, and the ids of normalized text (nearly all text) are the same without them.
+Unicode normalizers are skipped: they only lose bytes, and nearly all text has the same ids without them.
 """
 
 from codecs import charmap_encode
@@ -43,7 +42,6 @@ class ByteLevelAdapter(RustAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support BPE models whose pre-tokenizer maps bytes to the alphabet."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ != "BPE":
             return 0
@@ -51,7 +49,6 @@ class ByteLevelAdapter(RustAdapter):
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be represented: a byte without a token, or a normalizer that rewrites text."""
         missing = [byte for byte in TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary]
         if missing:
             return f"no token for {len(missing)} of the bytes that occur in text, first 0x{missing[0]:02X}"

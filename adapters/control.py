@@ -40,21 +40,12 @@ _MARKERS = frozenset(
 `<|im_start|>`, Qwen's padding `<|endoftext|>`."""
 
 _STANDALONE = ("[INST]", "[/INST]")
-"""Mistral's markers, which are not followed by a line break; the second one also ends the user's turn."""
+"""Mistral's markers, which no line break follows; the second also ends the user's turn."""
 
 
 @dataclass(frozen=True)
 class ControlRoles:
-    """The control tokens of one tokenizer.
-
-    Attributes:
-        bos_id: begin of text, or None.
-        eos_id: end of text or turn, or None.
-        pad_id: padding, or None.
-        unk_id: unknown text, or None.
-        control_ids: all ids that represent no text.
-        content: their strings.
-    """
+    """The control tokens of one tokenizer: ids of roles, all ids that represent no text, and their strings."""
 
     bos_id: int | None
     eos_id: int | None
@@ -82,9 +73,8 @@ def find_controls(tokenizer: Any) -> ControlRoles:
 def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dict[int, tuple[int, ...]]:
     """Map every control id of `source` to the ids with the same meaning in `destination`.
 
-    The first match is used: a chat marker or a begin or end of text with the same name; the destination's marker with
-    the same meaning; the same role (EOS to EOS, BOS to BOS, pad and unk to nothing); any control token with the same
-    name; the name as plain text.
+    First the same name of a chat marker, a begin or an end of text; then the destination's marker with the same
+    meaning; the same role (pad and unk: nothing); any control token with the same name; the name as plain text.
     """
     roles, others = source.controls, sorted(destination.controls.content.items(), reverse=True)
     by_name = {text: other_id for other_id, text in others}
@@ -117,7 +107,6 @@ def _map_one(
 
 
 def _map_meaning(content: str, by_name: Mapping[str, int], destination: TokenizerAdapter) -> tuple[int, ...] | None:
-    """Return the destination's ids with the meaning of a marker; None if it has none."""
 
     def first(names: tuple[str, ...]) -> tuple[int, ...]:
         return next(((by_name[name],) for name in names if name in by_name), ())

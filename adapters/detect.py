@@ -9,8 +9,7 @@ from typing import Any
 from uag.adapters.base import TokenizerAdapter
 from uag.errors import TokenizerError
 
-GROUP = "uag.tokenizer_adapters"
-"""The entry-point group in which other packages register adapters."""
+GROUP = "uag.tokenizer_adapters"  # the entry-point group in which other packages register adapters
 
 BUILT_IN: Mapping[str, str] = {
     "byte": "uag.adapters.byte:ByteAdapter",

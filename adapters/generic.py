@@ -1,8 +1,4 @@
-"""Any other tokenizer, through its public methods only. Slow; used if no other adapter supports the tokenizer.
-
-A continuation is encoded after a known anchor text. If the ids do not decode to the same bytes, the text is spelled
-with the longest matching tokens.
-"""
+"""Any other tokenizer, through its public methods only: slow. A continuation is encoded after a known anchor text."""
 
 import re
 from collections.abc import Mapping
@@ -11,9 +7,7 @@ from typing import Any
 
 from uag.adapters.base import TEXT_BYTES, TokenizerAdapter
 
-_ANCHORS = ("a", "\n", ".", "一")
-"""Texts that precede a continuation, tried until the ids decode to the same bytes. Each additional anchor suits more
-tokenizers, and costs one more call when none works."""
+_ANCHORS = ("a", "\n", ".", "一")  # texts that precede a continuation, tried until the ids decode to the same bytes
 
 _REQUIRED = ("decode", "get_vocab", "convert_ids_to_tokens")
 _REPLACEMENT = "\ufffd"
@@ -33,12 +27,10 @@ class GenericAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support any tokenizer that can decode and has a vocabulary, at the lowest rank."""
         return int(all(hasattr(tokenizer, name) for name in _REQUIRED))
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be represented: bytes without a token."""
         missing = [byte for byte in TEXT_BYTES if bytes([byte]) not in self._ids_of_bytes]
         return f"no token for {len(missing)} of the bytes that occur in text" if missing else None
 

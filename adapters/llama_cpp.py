@@ -21,7 +21,6 @@ class LlamaCppAdapter(GenericAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support tokenizers that encode bytes with llama.cpp."""
         return 30 if hasattr(tokenizer, "encode_bytes") and hasattr(tokenizer, "pieces") else 0
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:

@@ -1,7 +1,4 @@
-"""Mistral's own backend (`MistralCommonBackend`) with Tekken, a byte-level BPE run by tiktoken.
-
-The backend's older SentencePiece models need no adapter of their own.
-"""
+"""Mistral's own backend (`MistralCommonBackend`) with Tekken, a byte-level BPE run by tiktoken."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +20,6 @@ class TekkenAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support the backend if it contains a Tekkenizer."""
         return 30 if hasattr(_tekkenizer(tokenizer), "_tekken_token2id_nospecial") else 0
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
@@ -34,6 +30,5 @@ class TekkenAdapter(TokenizerAdapter):
 
 
 def _tekkenizer(tokenizer: Any) -> Any:
-    """Return mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
     instruct = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
     return getattr(instruct, "tokenizer", None)

@@ -1,7 +1,4 @@
-"""Base of the adapters for Rust tokenizers: a second encoder over the same model, for continuations.
-
-It has no special tokens, no post-processor, no truncation and only the normalizers that the family keeps.
-"""
+"""Base of the adapters for Rust tokenizers: a second encoder over the same model, for continuations."""
 
 import copy
 import json
@@ -67,7 +64,6 @@ class RustAdapter(TokenizerAdapter):
         self._id_map: dict[int, int] = {}
 
     def _piece_bytes(self, piece: str) -> bytes | None:
-        """Return the bytes of a piece of the model's own vocabulary."""
         raise NotImplementedError
 
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

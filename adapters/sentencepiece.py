@@ -1,8 +1,7 @@
 """SentencePiece models in Rust: BPE (Llama 2, Mistral, Phi-3, Gemma) and Unigram (T5, XLM-R).
 
-Their pieces have "▁" for spaces, and many have a token `<0x..>` for each byte. Continuations get no dummy prefix
-(Metaspace's `prepend_scheme`, or the older Prepend normalizer). A second kind of Unigram model, "raw", has plain spaces
-in its pieces and byte fallback; the bundled demo draft is one.
+Continuations get no dummy prefix (Metaspace's `prepend_scheme`, or the older Prepend normalizer). A second kind of
+Unigram model, "raw", has plain spaces in its pieces and byte fallback; the bundled demo draft is one.
 """
 
 import re
@@ -17,8 +16,7 @@ from uag.adapters.rust import RustAdapter, backend_of, model_settings, steps_of
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
-_RAW_TEXT = " A raw  text,\n\twith bytes: \x00☃ "
-"""Stays the same if the pieces of a tokenizer are plain text and bytes, and nothing is dropped or marked."""
+_RAW_TEXT = " A raw  text,\n\twith bytes: \x00☃ "  # the same after decoding, if pieces are text and bytes
 
 
 class SentencePieceAdapter(RustAdapter):
@@ -46,7 +44,6 @@ class SentencePieceAdapter(RustAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support Rust backends with a BPE or Unigram model and a space mark, or a Unigram model over raw text."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ not in ("BPE", "Unigram"):
             return 0
@@ -54,10 +51,7 @@ class SentencePieceAdapter(RustAdapter):
         return 20 if mark is not None or _keeps_raw_text(backend) else 0
 
     def _starts_of_names(self) -> str:
-        """Return a pattern for the first characters of control names in a text; encoding them alone splits the name.
-
-        T5 would encode "</s>" as the control token, the demo draft "<0x41>" as a byte.
-        """
+        """Return a pattern for the first characters of names like "</s>" in a text; encoded alone, they split it."""
         names = [name for name, i in self._vocabulary.items() if i in self._textless_ids and len(name) > 1]
         return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
 
@@ -73,7 +67,6 @@ class SentencePieceAdapter(RustAdapter):
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be represented: normalizers, or unknown characters without byte fallback."""
         if self._has_bytes:
             return None
         rewrites = [step["type"] for step in self._kept_normalizers() if step["type"] in _UNICODE_NORMALIZERS]

@@ -6,21 +6,15 @@ from itertools import accumulate, takewhile
 
 from uag.adapters.base import TokenizerAdapter
 
-_NUM_CONTEXT_BYTES = 32
-"""Bytes before the text that are encoded along with it. Increase to split longer words as in the whole text; decrease
-to encode less."""
+_NUM_CONTEXT_BYTES = 32  # bytes before the text that are encoded along with it
 
 
 def encode_after(adapter: TokenizerAdapter, written_ids: Sequence[int], text: bytes) -> tuple[list[int], list[int]]:
     """Encode a text that follows ids which are already written; only the last ones of those are used.
 
-    The text is encoded together with the `_NUM_CONTEXT_BYTES` before it, so that a word that crosses this boundary is
-    split as in the whole text. If a token would still cross the boundary, the text is encoded alone. The ids may differ
-    from those of the whole text in longer words, and with tokenizers that merge across words. Their bytes do not.
-
-    Returns:
-        The ids, up to the first position that the tokenizer cannot represent, and the byte offset in `text` at the end
-        of each.
+    It is encoded together with the `_NUM_CONTEXT_BYTES` before it, or alone if a token would cross the boundary. The
+    ids may differ from those of the whole text in longer words, their bytes do not. Returns the ids, up to the first
+    position that the tokenizer cannot represent, and the byte offset in `text` at the end of each.
 
     >>> from transformers import ByT5Tokenizer
     >>> from uag.adapters import from_tokenizer

@@ -10,7 +10,7 @@ import common
 from replay import Replay, Text
 
 import uag
-from uag.drafting import OptionalSources, PromptLookup
+from uag.drafting import PromptLookup, Session
 from uag.hf import models
 from uag.loading import Pair
 from uag.lookahead import Lookahead, Round
@@ -38,7 +38,8 @@ class Calls:
     def __init__(self, pair: Pair, *, looks_up: bool = True, memory: uag.Memory | None = None) -> None:
         self._pair, self._memory = pair, memory
         self._lookup = PromptLookup() if looks_up else None
-        self._sources, self._lookahead = OptionalSources(looks_up, memory), Lookahead()
+        self._lookahead = Lookahead()
+        self._session = Session(None, self._lookahead, memory, looks_up=looks_up)
 
     def replay(self, texts: Sequence[Text], predictions: Sequence[str] = ()) -> common.Row:
         """Replay a call for each text, with a prediction if there are any, and return figures over all calls."""
@@ -46,7 +47,7 @@ class Calls:
         num_tokens = num_passes = len(texts)  # the passes over the prompts
         seconds, draft_s = num_passes * PASS_S, 0.0
         for text, prediction in zip_longest(texts, predictions):
-            drafter = self._sources.drafter(self._lookup, prediction, target, 1, self._pair.target_tokenizer)
+            drafter = self._session.with_free_sources(self._lookup, prediction, target, 1, self._pair.target_tokenizer)
             if drafter is None:
                 raise ValueError("a call needs prompt lookup, a memory or a prediction")
             lookahead.begin(1, "sample" if text.temperature else "greedy")

@@ -46,7 +46,7 @@ from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
 from uag.hf.cache import caches, static
 from uag.hf.cache.caches import CACHE
-from uag.hf.cache.recorded import Recorded
+from uag.hf.cache.recorded import GraphedModel
 from uag.hf.devices import accelerator, empty_cache, graphs_of
 from uag.proposal import Proposal
 
@@ -314,26 +314,27 @@ def _row_cases(model: Any, shape: str) -> Iterator[tuple[str, Callable[[int, int
 
 def _static_passes(model: Any, num_rows: int, is_recorded: bool) -> Callable[[torch.Tensor, int], torch.Tensor]:
     """Return a function that runs tokens [num_rows, width] after the given number of slots, and returns logits."""
+
+    class Passes(GraphedModel):
+        def forward(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+            own = cache.layers[0].cumulative_length.to(ids.device) + torch.arange(ids.shape[1], device=ids.device)
+            is_hidden = torch.arange(1024, device=ids.device) > own[:, None]
+            mask = torch.zeros(is_hidden.shape, dtype=model.dtype, device=ids.device)
+            mask = mask.masked_fill_(is_hidden, torch.finfo(model.dtype).min).expand(num_rows, 1, -1, -1)
+            return model(ids, position_ids=own.expand(num_rows, -1), attention_mask=mask, **{CACHE: cache}).logits
+
+    passes = Passes()
     with torch.inference_mode(mode=False):
-        keys = static.static_cache(model, 1024)
-
-    def forward(ids: torch.Tensor, cache: Any) -> torch.Tensor:
-        own = cache.layers[0].cumulative_length.to(ids.device) + torch.arange(ids.shape[1], device=ids.device)
-        is_hidden = torch.arange(1024, device=ids.device) > own[:, None]
-        mask = torch.zeros(is_hidden.shape, dtype=model.dtype, device=ids.device)
-        mask = mask.masked_fill_(is_hidden, torch.finfo(model.dtype).min).expand(num_rows, 1, -1, -1)
-        return model(ids, position_ids=own.expand(num_rows, -1), attention_mask=mask, **{CACHE: cache}).logits
-
-    recorded = Recorded(forward, model.device) if is_recorded else None
+        passes.renew((model.device,), static.static_cache(model, 1024))
 
     def run(ids: torch.Tensor, length: int) -> torch.Tensor:
         with torch.inference_mode(mode=False), torch.no_grad():
-            static.set_length(keys, length)
-            if recorded is None:
-                return forward(ids.to(model.device), keys)
-            logits, _ = recorded.run({"ids": ids}, keys, length)
-            if recorded.failure:
-                raise RuntimeError(recorded.failure)
+            static.set_length(passes.cache, length)
+            if not is_recorded:
+                return passes.forward(ids=ids.to(model.device), cache=passes.cache)
+            logits, _ = passes.run({"ids": ids}, length)
+            if passes.failure:
+                raise RuntimeError(passes.failure)
             return logits
 
     return run

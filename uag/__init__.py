@@ -1,7 +1,4 @@
-"""Cross-tokenizer assisted generation for transformers: any draft for any target, and the output never changes.
-
-The names below are imported on first use (PEP 562), so that `uag --version` does not wait for torch.
-"""
+"""Cross-tokenizer assisted generation for transformers: any draft for any target, and the output never changes."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

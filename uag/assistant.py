@@ -14,7 +14,6 @@ from uag.drafting import (
     ASSUMED,
     CopyPairing,
     Drafter,
-    OptionalSources,
     Pairing,
     PromptLookup,
     Session,
@@ -36,9 +35,7 @@ from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
 
-_MAX_SESSIONS = 8
-"""Maximum number of sessions kept for calls that overlap. Drafts in GGUF files and compiled drafts keep their caches in
-each."""
+_MAX_SESSIONS = 8  # sessions kept for calls that overlap; some drafts keep a cache in each
 
 _lock = forks.lock()
 
@@ -96,7 +93,6 @@ class Assistant:
         self._prepare()
 
     def _prepare(self, learned: Any = None) -> None:
-        """Create the attributes that are not copied or pickled."""
         check()
         generate_hook.check()
         self.totals = Totals()
@@ -106,7 +102,7 @@ class Assistant:
             self._drafter = self._drafter.serving(self._adapter)
         self._sessions = [self._new_session()]
         if learned is not None:
-            self._sessions[0].lookahead, self._sessions[0].optional.rates = learned
+            self._sessions[0].lookahead, self._sessions[0].rates = learned
 
     def _new_session(self) -> Session:
         options = self.options
@@ -121,9 +117,9 @@ class Assistant:
                 with switched(options.own_kernels):  # they run a GGUF file, or llama.cpp does
                     source = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
         looks_up = options.prompt_lookup and options.num_candidate_tokens is None and self._drafter is None
-        optional = OptionalSources(looks_up, self.memory)
         lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)
-        return Session(source, optional, lookahead, is_rejection=options.sampling == "rejection")
+        is_rejection = options.sampling == "rejection"
+        return Session(source, lookahead, self.memory, looks_up=looks_up, is_rejection=is_rejection)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
@@ -164,11 +160,10 @@ class Assistant:
         state = {name: value for name, value in vars(self).items() if name not in created}
         with _lock:  # until it is copied, no call begins that would change it
             free = next((session for session in self._sessions if session.call is None), None)
-            learned = None if free is None else copy.deepcopy((free.lookahead, free.optional.rates))
+            learned = None if free is None else copy.deepcopy((free.lookahead, free.rates))
         return state | {"learned": learned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state of `__getstate__`, and create the rest."""
         learned = state.pop("learned")
         vars(self).update(state)
         self._prepare(learned)
@@ -209,12 +204,8 @@ class Assistant:
         # Positional, because some classes name their first parameter differently (Whisper).
         positional = () if inputs is None else (inputs,)
         # transformers does not pass these to a custom_generate callable.
-        options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
-        options |= {
-            "num_assistant_tokens": generate_hook.take_length(kwargs),
-            "streamer": streamer,
-            "synced_gpus": synced_gpus,
-        }
+        options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer, "streamer": streamer}
+        options |= {"num_assistant_tokens": generate_hook.take_length(kwargs), "synced_gpus": synced_gpus}
 
         # Has no parameter that transformers would take from `kwargs`, as it takes `stop_strings` for `__call__`.
         def decode(model: Any, input_ids: Any, inputs_tensor: Any = None, **prepared: Any) -> Any:
@@ -245,9 +236,8 @@ class Assistant:
             PairError: there are stop strings, and the target's tokenizer is unknown.
         """
         generate_hook.refuse_prepared(model, generation_config)
-        stopping_criteria = generate_hook.with_stop_strings(
-            stopping_criteria, stop_strings, tokenizer or self.tokenizer
-        )
+        known = tokenizer or self.tokenizer
+        stopping_criteria = generate_hook.with_stop_strings(stopping_criteria, stop_strings, known)
         if num_assistant_tokens is not None and not is_whole(num_assistant_tokens, 0):
             raise OptionError(
                 f"num_assistant_tokens={num_assistant_tokens!r} must be a whole number of 0 or more, or None."
@@ -257,12 +247,7 @@ class Assistant:
         with self._session() as session, inspection.inspected_once(model), switched(self.options.own_kernels):
             try:
                 call = Call(
-                    model=model,
-                    input_ids=input_ids,
-                    logits_processor=logits_processor,
-                    stopping_criteria=stopping_criteria,
-                    generation_config=generation_config,
-                    model_kwargs=model_kwargs,
+                    *(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs),
                     source_ids=inputs_tensor if model.config.is_encoder_decoder else None,
                     streamer=streamer,
                     options=self.options,
@@ -288,7 +273,7 @@ class Assistant:
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.options.prediction if prediction is None else prediction
-        drafter = session.optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
+        drafter = session.with_free_sources(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""
             stats.fall_back(self.draft_refusal + effect)
@@ -299,11 +284,7 @@ class Assistant:
         return drafter, is_assumed
 
     def check(self, target: Any) -> None:
-        """Refuse a target that this assistant cannot assist, without running it.
-
-        Raises:
-            PairError: the models cannot work together, or their tokenizers are unknown and their vocabularies differ.
-        """
+        """Refuse a target that this assistant cannot assist with a `PairError`, without running it."""
         self._sessions[0].drafter_for(target)
 
     def __repr__(self) -> str:

@@ -1,8 +1,6 @@
 """uag's candidates in transformers' own assisted decoding.
 
-`uag.install()` and `uag.Assistant` have their own loop, which supports batches and stop strings and keeps statistics.
-This module is for code that builds on transformers' loop. That loop asks its model for a `CandidateGenerator`, so a
-subclass of the model can return uag's:
+That loop asks its model for a `CandidateGenerator`, so a subclass of the model can return uag's:
 
     class Target(CandidateGeneratorMixin, LlamaForCausalLM):
         pass
@@ -33,8 +31,7 @@ from uag.proposal import num_equal
 from uag.sampling import DraftRules
 from uag.stats import Stats, remember
 
-_NUM_CANDIDATE_TOKENS = 5
-"""Default number of candidates. Increase to draft more aggressively; decrease to reduce wasted passes."""
+_NUM_CANDIDATE_TOKENS = 5  # default number of candidates
 
 _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Drafter]]]]
 _idle = weakref.WeakKeyDictionary()

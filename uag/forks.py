@@ -41,9 +41,8 @@ def turn() -> Any:
 def ending(undo: Callable[[], None], in_child: Callable[[], None] | None = None) -> Iterator[None]:
     """Run `undo` at the end, completely even if the user interrupts it.
 
-    Args:
-        undo: also runs if what it undoes has not been done, or only in part, and may run twice.
-        in_child: run instead of `undo` in a child that another thread forks; None for `undo`.
+    It also runs if what it undoes has not been done, or only in part, and may run twice. A child that another thread
+    forks runs `in_child` instead.
     """
     use = object()
     try:
@@ -71,8 +70,7 @@ def in_child(run: Callable[[], None]) -> None:
 
 
 _one_fork = lock()
-_held: list[Any] = []
-"""The locks that the forking thread has waited for: first the one that other forks wait for."""
+_held: list[Any] = []  # the locks that the forking thread has waited for: first the one that other forks wait for
 
 
 def _wait() -> None:

@@ -90,8 +90,7 @@ def options_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
 def streamer_of_call(model: Any) -> Any:
     """Return the streamer of the innermost running `generate` call of a model, or None.
 
-    transformers passes a streamer only to its own loops, so the reader of `generate(custom_generate=..., streamer=...)`
-    would wait forever. The streamer is read from the frame of `generate`, by the names of its public parameters.
+    transformers passes a streamer only to its own loops. It is read from the frame of `generate`, by public names.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -128,8 +127,7 @@ def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
 def take_length(kwargs: dict[str, Any]) -> Any:
     """Pop `num_assistant_tokens` from a call's keywords, or read it from the passed config; None if neither has it.
 
-    The model's own config is ignored, because the caller may be unaware of it. So is a number with a non-constant
-    schedule.
+    The model's own config is ignored, because the caller may be unaware of it, and so is a non-constant schedule.
     """
     config = kwargs.get("generation_config")
     schedule = kwargs.get("num_assistant_tokens_schedule", getattr(config, "num_assistant_tokens_schedule", None))
@@ -188,11 +186,7 @@ def refusal(setting: str) -> UnsupportedError:
 
 
 def target_of(model: Any) -> Any:
-    """Return the target itself for torch.compile's wrapper, whose `generate` is the target's.
-
-    Raises:
-        OptionError: there is no `generate`, as if the inputs were passed as the target.
-    """
+    """Return the target itself for torch.compile's wrapper, whose `generate` is the target's."""
     if not hasattr(model, "generate") or generating_part(model) is None:
         raise OptionError(
             f"The target comes first, and {type(model).__name__} has no generate method of transformers. Call "
@@ -208,13 +202,7 @@ def generating_part(model: Any) -> Any:
 
 
 def prepare(model: Any, inputs: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
-    """Check and change a call's keywords before transformers prepares it; `refuse_prepared` checks the result.
-
-    Raises:
-        UnsupportedError: the generation mode cannot be assisted.
-        OptionError: the prompt is empty.
-        PairError: there are stop strings, and the target's tokenizer is unknown.
-    """
+    """Check and change a call's keywords before transformers prepares it; `refuse_prepared` checks the result."""
     if mode := other_mode(model, kwargs.get("generation_config"), kwargs):
         raise refusal(mode)
     _refuse_empty(model, inputs, kwargs)
@@ -225,7 +213,6 @@ def prepare(model: Any, inputs: Any, kwargs: dict[str, Any], tokenizer: Any) -> 
 
 
 def _refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
-    """Raise an `OptionError` for an empty decoder prompt, for which `generate` raises an obscure torch error."""
     ids = kwargs.get("input_ids") if inputs is None else inputs
     if model.config.is_encoder_decoder or kwargs.get("inputs_embeds") is not None:
         return
@@ -251,11 +238,7 @@ def _add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> Non
 
 
 def with_stop_strings(criteria: Any, strings: Any, tokenizer: Any) -> StoppingCriteriaList:
-    """Return criteria with one for stop strings, unless the caller passed one, which transformers would prefer.
-
-    Raises:
-        PairError: the target's tokenizer is unknown.
-    """
+    """Return criteria with one for stop strings, unless the caller passed one, which transformers would prefer."""
     criteria = StoppingCriteriaList(criteria or [])
     if strings is not None and tokenizer is None:
         raise PairError(

@@ -21,17 +21,13 @@ from uag.options import Options, changed
 
 logger = logging.getLogger("uag")
 
-_MAX_PER_PAIR = 8
-"""Maximum number of assistants per pair. Increase to keep what calls with more different tokenizers or numbers of
-candidates learned; decrease to save memory."""
+_MAX_PER_PAIR = 8  # assistants per pair: one for each two tokenizers and number of candidates
 
 _assistants: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, list[Assistant]]]]
-_assistants = weakref.WeakKeyDictionary()
-"""The assistants by draft and target, with the turn of those who create them."""
+_assistants = weakref.WeakKeyDictionary()  # the assistants by draft and target, with the turn of those who create them
 
 _lock = forks.lock()
-_options = Options()
-"""The options of `install`."""
+_options = Options()  # the options of `install`
 
 
 def install(**options: Any) -> None:
@@ -100,7 +96,6 @@ def _generate_as_is(generate: Callable[..., Any], model: Any, args: Any, kwargs:
 
 
 def _warn_once(model: Any, reason: str) -> None:
-    """Warn that a call is not assisted, once for each reason."""
     if reason not in _logged:
         _logged.add(reason)
         logger.warning("A call of %s is not assisted by uag: %s", type(model).__name__, reason)
@@ -142,7 +137,6 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
 
 
 def _fixed_length(draft: Any) -> int | None:
-    """Return the number of candidates if the draft's generation config sets a constant one, else None."""
     config = getattr(draft, "generation_config", None)
     if getattr(config, "num_assistant_tokens_schedule", None) != "constant":
         return None
@@ -151,11 +145,8 @@ def _fixed_length(draft: Any) -> int | None:
 
 
 _attachments: weakref.WeakKeyDictionary[Any, tuple[Assistant, AbstractContextManager[Any]]]
-_attachments = weakref.WeakKeyDictionary()
-"""Each attached model's assistant, and the turn of its calls."""
-
-_logged: set[str] = set()
-"""Reasons for transformers' own path that were logged."""
+_attachments = weakref.WeakKeyDictionary()  # each attached model's assistant, and the turn of its calls
+_logged: set[str] = set()  # reasons for transformers' own path that were logged
 
 
 def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: Any = None, **options: Any) -> Assistant:
@@ -209,7 +200,6 @@ def detach(model: Any) -> None:
 
 
 def _target_of(model: Any) -> Any:
-    """Return the model whose `generate` a wrapper calls."""
     target = generate_hook.generating_part(model)
     if target is None:
         raise UnsupportedError(

@@ -25,14 +25,12 @@ from uag.gguf import GgufDraft, is_gguf_name, is_installed
 from uag.hf.decoder import COPY
 from uag.hf.devices import accelerator
 
-Content = str | list[dict[str, Any]]
-"""A prompt: a text, or the messages of a conversation."""
+Content = str | list[dict[str, Any]]  # a prompt: a text, or the messages of a conversation
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 Dtype = str | torch.dtype | None
 
-_MAX_DRAFTS = 4
-"""Maximum number of drafts kept by name."""
+_MAX_DRAFTS = 4  # maximum number of drafts kept by name
 
 _lock = forks.turn()
 
@@ -92,10 +90,7 @@ def load_pair(
 
 
 def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> Any:
-    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, any other as `load_model` does.
-
-    llama.cpp, if it is installed, runs a file on the GPU if there is one.
-    """
+    """Load a draft: "copy" for the target's own, a GGUF file as a `GgufDraft`, any other as `load_model` does."""
     if name == COPY:
         return name
     if is_gguf_name(name):
@@ -105,16 +100,10 @@ def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> 
 
 
 def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool = False) -> tuple[Any, Any]:
-    """Return a draft and its tokenizer, loaded if the draft is a name or a file.
+    """Return a draft and its tokenizer, loaded if the draft is a name or a file, with the target's dtype and device.
 
-    Args:
-        draft: a draft, its hub name, its folder, or a GGUF file.
-        tokenizer: its tokenizer; None for the one next to its weights, if there is one.
-        target: load with this model's dtype and device; None for the defaults of `load_pair`.
-        is_kept: later calls with the same name return the same draft.
-
-    Raises:
-        LoadingError: the draft cannot be loaded.
+    Without `tokenizer`, it is the one next to the draft's weights, if there is one. With `is_kept`, later calls with
+    the same name return the same draft.
     """
     if not isinstance(draft, str | os.PathLike) or draft == COPY:
         return draft, tokenizer
@@ -152,8 +141,7 @@ def _version(name: str) -> tuple[Any, ...]:
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
-forget_drafts = _kept.cache_clear
-"""Let go of the drafts that `open_draft(..., is_kept=True)` loaded."""
+forget_drafts = _kept.cache_clear  # let go of the drafts that `open_draft(..., is_kept=True)` loaded
 
 
 def load_model(name: str, *, dtype: Dtype = None, device: str | None = None, role: str = "model") -> Any:
@@ -174,11 +162,7 @@ def load_model(name: str, *, dtype: Dtype = None, device: str | None = None, rol
 
 
 def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
-    """Load the tokenizer of a model, with options of `AutoTokenizer.from_pretrained`, or the one inside a GGUF file.
-
-    Raises:
-        LoadingError: the folder, hub model or file, named as `role`, does not exist or has no tokenizer.
-    """
+    """Load the tokenizer of a model, with options of `AutoTokenizer.from_pretrained`, or the one inside a GGUF file."""
     with _explained(f"tokenizer of the {role} {name!r}"):
         if is_gguf_name(name):
             return GgufDraft(name).tokenizer
@@ -223,10 +207,7 @@ def encode(pair: Pair, prompts: Sequence[Content], *, is_chat: bool = False) -> 
 
 
 def pad_left(rows: Sequence[Sequence[int]], padding_id: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return `input_ids` and `attention_mask` of a batch, [batch_size, longest row], int64.
-
-    The mask hides the padding, so any id of the vocabulary works.
-    """
+    """Return `input_ids` and `attention_mask` of a batch, [batch_size, longest row], int64."""
     backwards = [torch.tensor(row, dtype=torch.long).flip(0) for row in rows]
     ids = pad_sequence(backwards, batch_first=True, padding_value=padding_id).flip(1)
     mask = pad_sequence([torch.ones_like(row) for row in backwards], batch_first=True).flip(1)
@@ -234,12 +215,7 @@ def pad_left(rows: Sequence[Sequence[int]], padding_id: int, device: torch.devic
 
 
 def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> list[int]:
-    """Tokenize one prompt; a conversation, and with `is_chat` any text as a user turn, goes through the chat template.
-
-    Raises:
-        OptionError: the tokenizer has no chat template, the template rejects the messages, or a text has lone
-            surrogates.
-    """
+    """Tokenize one prompt; a conversation, and with `is_chat` any text, goes through the chat template."""
     if isinstance(prompt, str) and not is_chat:
         return list(tokenizer(_valid(prompt))["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -1,7 +1,4 @@
-"""The options of an assistant: defaults, checks and descriptions.
-
-They travel whole, from the entry points to the code that uses them.
-"""
+"""The options of an assistant: defaults, checks and descriptions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -97,12 +94,7 @@ class Options:
 
 
 def changed(options: Options | None, changes: dict[str, Any], owner: str) -> Options:
-    """Return `options` (None for the defaults) with changes by name, which the caller passed to `owner`.
-
-    Raises:
-        OptionError: `options` is something else, or a value is wrong.
-        TypeError: there is no option of a name.
-    """
+    """Return `options` (None for the defaults) with changes by name, which the caller passed to `owner`."""
     if options is not None and not isinstance(options, Options):
         raise OptionError(f"options={options!r:.80} must be a uag.Options, or None; pass single options by name.")
     known = {option.name for option in fields(Options)}

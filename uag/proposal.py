@@ -29,15 +29,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Warpers:
-    """The stateless sampling options that the draft applies too.
+    """The stateless sampling options that the draft applies too, where they change anything.
 
-    Attributes:
-        temperature: divides the logits; 1.0 has no effect.
-        top_k: keep this many tokens; 0 keeps all.
-        top_p: keep the smallest set with at least this probability; 1.0 keeps all.
-        min_p: keep tokens of at least this share of the best token's probability.
-        repetition_penalty: the CTRL penalty (arXiv:1909.05858) for tokens that have occurred.
-        banned: ids that the target never writes.
+    The repetition penalty is CTRL's (arXiv:1909.05858), and `banned` are ids that the target never writes.
     """
 
     temperature: float = 1.0
@@ -49,7 +43,6 @@ class Warpers:
 
     @property
     def truncates(self) -> bool:
-        """Whether any option removes tokens."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     def truncate(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -83,11 +83,7 @@ class BatchGenerator:
         self.assistant = Assistant(*own, options=options, generator=self._generator)
 
     def __call__(self, batch: Any) -> Any:
-        """Return a batch (`pyarrow.Table`, or a dict of columns) as a `pyarrow.Table` with the five columns.
-
-        Raises:
-            OptionError: a column is missing.
-        """
+        """Return a batch (`pyarrow.Table`, or a dict of columns) as a `pyarrow.Table` with the five columns."""
         import pyarrow as pa
 
         if not isinstance(batch, pa.Table):
@@ -102,11 +98,7 @@ class BatchGenerator:
         return table
 
     def generate(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-        """Return the five columns of each row, as plain data; works without Ray.
-
-        Raises:
-            OptionError: a column is missing.
-        """
+        """Return the five columns of each row, as plain data; works without Ray."""
         for name in (self.prompt_column, self.id_column):
             if rows and name not in rows[0]:
                 raise OptionError(f"the rows have no column {name!r}; they have {', '.join(map(repr, rows[0]))}")

@@ -12,8 +12,7 @@ from uag.errors import UnsupportedError
 
 logger = logging.getLogger("uag")
 
-TARGET = "target"
-"""The source of a token that was not a candidate: the target generated it itself."""
+TARGET = "target"  # the source of a token that was not a candidate: the target generated it itself
 
 
 @dataclass
@@ -108,7 +107,6 @@ class Stats(RowStats):
         return _ratio(self.total_s - self.first_token_s, max(num_tokens - 1, 0))
 
     def start(self, batch_size: int) -> None:
-        """Begin a call of `batch_size` rows."""
         self.batch_size = batch_size
         self.rows = [RowStats() for _ in range(batch_size)]
 
@@ -184,19 +182,13 @@ class Stats(RowStats):
 
 @dataclass
 class Totals(RowStats):
-    """Sums over the calls of an assistant; other fields as in `uag.Stats`.
-
-    Attributes:
-        num_calls: calls that it ran.
-        num_fallbacks: calls with at least one fall-back.
-    """
+    """Sums over the calls of an assistant, and the number of calls with a fall-back."""
 
     num_calls: int = 0
     num_fallbacks: int = 0
     total_s: float = 0.0
 
     def add(self, stats: Stats) -> None:
-        """Add one call."""
         with _lock:
             self.num_calls += 1
             self.num_fallbacks += bool(stats.fallbacks)

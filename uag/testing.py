@@ -26,14 +26,9 @@ _TEXTS = (
     "class Stack:\n    def push(self, item):\n",
 )
 
-_NUM_TOKENS, _NUM_CANDIDATES = 10, 4
-"""Output tokens of a call, and candidates of a round."""
-
-_SEED = 4_294_967_311
-"""The default generator's, which no drafter sets itself."""
-
-_STEP_OF_ERROR = 5
-"""Output tokens before the error of the call that fails: enough for some rounds."""
+_NUM_TOKENS, _NUM_CANDIDATES = 10, 4  # output tokens of a call, and candidates of a round
+_SEED = 4_294_967_311  # the default generator's, which no drafter sets itself
+_STEP_OF_ERROR = 5  # output tokens before the error of the call that fails: enough for some rounds
 
 Lines = list[list[int]]
 
@@ -168,13 +163,7 @@ def _others_alone(name: str) -> Iterator[None]:
 
 
 class _Watched(Drafter):
-    """Passes a call on to a drafter, and checks each method's arguments and results.
-
-    Attributes:
-        rounds: the ids that were proposed for each row, in each round.
-        num_dropped: number of candidates beyond the limits.
-        stats: the statistics of the call, once it has ended.
-    """
+    """Passes a call on to a drafter, and checks each method's arguments and results."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -254,7 +243,6 @@ class _Watched(Drafter):
             self._fail(f".{method} draws random numbers, although `draws` is False. Remove that, or use a generator.")
 
     def check_end(self) -> None:
-        """Check that nothing of the call is kept."""
         if any(passed() is not None for _, passed in self._passed):
             gc.collect()  # a circle of references is no fault
         if kept := [name for name, passed in self._passed if passed() is not None]:

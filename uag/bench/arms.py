@@ -30,8 +30,7 @@ from uag.loading import Pair
 from uag.proposal import Proposal
 from uag.stats import Stats
 
-NUM_LOOKUP_TOKENS = 10
-"""Tokens that transformers' prompt lookup copies."""
+NUM_LOOKUP_TOKENS = 10  # tokens that transformers' prompt lookup copies
 
 _COUNTS = ("num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens")
 _OF_EACH_DRAFT = ("uag", "uag-draft", "transformers")
@@ -39,14 +38,10 @@ _OF_EACH_DRAFT = ("uag", "uag-draft", "transformers")
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to generate.
+    """One way to generate, called with the arguments of `model.generate`.
 
-    Attributes:
-        name: shown in tables.
-        generate: called with the arguments of `model.generate`.
-        stats: returns the statistics of the last call; if None, a hook on the target counts passes.
-        note: why the output may differ from plain decoding's; empty if it must be equal.
-        draft: name of its draft; empty if there is none.
+    `stats` returns the statistics of the last call; if None, a hook on the target counts passes. `note` says why the
+    output may differ from plain decoding's; empty if it must be equal.
     """
 
     name: str
@@ -84,10 +79,7 @@ class _Useless(Drafter):
 
 
 def build_arms(pair: Pair, options: BenchOptions, others: Sequence[Pair] = ()) -> list[Arm]:
-    """Return the arms of `options`, in the order of `ARM_NAMES`; plain decoding is always the first.
-
-    `others` are the same target with other drafts, each of which gets arms of its own.
-    """
+    """Return the arms of `options`, plain decoding first; `others` are pairs with other drafts, which get arms, too."""
     chosen = {"plain", *options.arm_names, *([WITHOUT_DRAFT] if options.draft_independent else ())}
     return [
         _build(name, each, options)
@@ -126,8 +118,7 @@ def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Ar
 def _transformers_own(pair: Pair) -> Callable[..., Any]:
     """Return transformers' own assisted generation, with the tokenizers only if they differ.
 
-    It runs on copies of the draft, one for greedy calls and one for sampling: when sampling, transformers 5.16 to 5.23
-    prune the head of the draft permanently.
+    It runs on copies of the draft: when sampling, transformers 5.16 to 5.23 prune the head of the draft permanently.
     """
     is_file = isinstance(pair.draft, GgufDraft)
     is_shared = is_file or pair.target_tokenizer.get_vocab() == pair.draft_tokenizer.get_vocab()
@@ -147,8 +138,8 @@ def run_arm(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Run one arm once on one batch, with the same seed as every other arm.
 
-    Returns the target ids without the prompt, [batch_size, num_steps], int64, where finished rows are padded; and
-    seconds, tokens, passes and statistics, named as in `Record` and summed over rows.
+    Returns target ids without the prompt, [batch_size, num_steps], int64, and figures named as in `Record`, summed over
+    rows.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
@@ -193,7 +184,6 @@ def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> t
 
 
 def _note_width(widths: list[int], _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Append the number of positions of a forward pass, as a hook."""
     inputs = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
     ids = next((tensor for tensor in inputs if tensor is not None), None)
     widths.append((args[0] if ids is None else ids).shape[1])

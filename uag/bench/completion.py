@@ -27,8 +27,7 @@ STYLES = {
 class Completion:
     """The completion of a prompt, which is empty here if it was a conversation.
 
-    `texts` is the text that each of `output_ids` adds, without control tokens, and `sources` the source of each, as in
-    `uag.Stats`.
+    `texts` is the text that each of `output_ids` adds, without control tokens.
     """
 
     prompt: str
@@ -39,11 +38,9 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The text after the prompt."""
         return "".join(self.texts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the completion as plain data for JSON."""
         return asdict(self) | {"text": self.text, "stats": self.stats.to_dict()}
 
 
@@ -59,10 +56,9 @@ def complete(
     prediction: str | None = None,
     streams: bool = False,
 ) -> Completion:
-    """Complete a prompt, a text or the messages of a conversation.
+    """Complete a prompt, a text or the messages of a conversation, sampled with `seed` unless `temperature` is 0.
 
-    It is sampled with `seed` unless `temperature` is 0. `is_chat` applies the chat template to a text, `prediction` is
-    the expected text, and `streams` prints the text as it is generated.
+    `is_chat` applies the chat template to a text; `streams` prints the text as it is generated.
     """
     inputs = encode(pair, [prompt], is_chat=is_chat)
     options: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}

@@ -23,9 +23,6 @@ def load_pairs(
     """Return a pair for each draft, all with the same target, and records of the drafts that cannot be used.
 
     Names, `dtype` and `device` are those of `uag.load_pair`; no drafts are the demo's. All tokenizers are loaded first.
-
-    Raises:
-        UagError: a tokenizer or the target cannot be loaded, or no draft can be used.
     """
     folders = {name: name for name in drafts} or {"demo draft": demo_folder("draft")}
     folder = target or demo_folder("target")

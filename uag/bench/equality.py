@@ -26,9 +26,7 @@ class Difference:
 
 
 def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Difference | None:
-    """Find the first step, over all rows, in which two outputs differ; None if they are equal.
-
-    Both are [batch, num_steps], with different numbers of steps; a shorter output differs where it ends.
+    """Find the first step in which two outputs [batch, num_steps] differ; a shorter one differs where it ends.
 
     >>> first_difference(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]]))
     Difference(row=0, step=2, plain_id=3, arm_id=None)

@@ -19,8 +19,7 @@ from uag.errors import UagError
 from uag.hf import passes
 from uag.loading import Pair, encode
 
-_NUM_WARM_UP_TOKENS = 16
-"""Tokens generated in each arm's warm-up call."""
+_NUM_WARM_UP_TOKENS = 16  # tokens generated in each arm's warm-up call
 
 # Errors that transformers and other engines raise for a pair, batch or option that they do not support.
 PEER_ERRORS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, NotImplementedError)
@@ -40,17 +39,9 @@ def measure(
     """Yield a record for each arm and batch of prompts, plain decoding first.
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's, and those of uag's
-    arms with uag-no-draft's. Before the first batch, each arm generates a few tokens after the longest prompt as a
-    warm-up, or all tokens if passes are compiled or have a fixed width, because a longer static cache is compiled or
-    tried again.
-
-    Args:
-        pair: the target, and the draft of arms that are built here.
-        prompts: for every arm.
-        options: with `minutes`, no call begins after them. The first batch is then reported as far as it was measured,
-            and a later one if every arm has run it. The warm-up takes at most half of them.
-        arms: beginning with plain decoding; None for those in the options.
-        progress: called before each call, with the share of the work that is done and the arm's name.
+    arms with uag-no-draft's. The warm-up after the longest prompt takes at most half of the `minutes`, after which no
+    call begins: the first batch is then reported as far as it was measured, and a later one if every arm has run it.
+    `progress` is called before each call, with the share of the work that is done and the arm's name.
     """
     arms = build_arms(pair, options) if arms is None else arms
     batches = [_Batch(pair, prompts, options, start) for start in range(0, len(prompts), options.batch_size)]
@@ -120,7 +111,6 @@ class _Batch:
         return records, num_runs
 
     def record(self, arm: Arm) -> Record:
-        """Return the record of an arm without figures."""
         return Record(
             arm=arm.name,
             prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),
@@ -152,11 +142,7 @@ class _Batch:
         return replace(record, **figures, **found)
 
     def _compare(self, arm: Arm, output_ids: torch.Tensor) -> tuple[str | None, str | None, str | None]:
-        """Return where an output differs from plain decoding's and from uag's without a draft, and the refusal.
-
-        In half precision, plain decoding itself rounds otherwise in passes of another width, so only the difference
-        from uag without a draft is an error, in calls whose statistics promise that there is none.
-        """
+        """Return where an output differs from plain decoding's and from uag's without a draft, and the refusal."""
         difference = self._difference("plain", output_ids, "plain decoding")
         dependence = self._difference(WITHOUT_DRAFT, output_ids) if arm.name.startswith("uag") else None
         if dependence and (arm.stats is None or arm.stats().is_draft_independent):

@@ -18,11 +18,8 @@ class BenchOptions(Options):
 
     Attributes:
         arm_names: plain decoding is always measured, and uag-no-draft with `draft_independent`, as its reference.
-        batch_size: prompts per call.
         temperature: 0 is greedy.
-        max_new_tokens: maximum number of new tokens per prompt.
         num_trials: timed runs of each arm on each batch.
-        seed: seed for sampling.
         is_chat: make each prompt a user turn of the target's chat template.
         cache: the `cache_implementation` of every call; None for transformers' default.
         is_compiled: compile the passes after the prompt of every call; needs a static cache.

@@ -14,10 +14,7 @@ from uag.loading import Content, demo_folder
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a file: a text or, if that is empty, the messages of a conversation.
-
-    `prompt_id` is its name in the file, or its line number.
-    """
+    """One prompt of a file, named by its line if it has no name: a text or, if that is empty, a conversation."""
 
     prompt_id: str
     text: str = ""
@@ -25,7 +22,6 @@ class Prompt:
 
     @property
     def content(self) -> Content:
-        """The text, or the messages of a conversation."""
         return self.text or list(self.messages)
 
 
@@ -35,10 +31,6 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
     A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt` or `text`, a text;
     `messages`, a conversation in the form of chat templates; or `turns`, texts of which the first is used. `task_id` or
     `question_id` names it. Any other file is plain text: one prompt per non-blank line.
-
-    Raises:
-        OptionError: a line is in none of these forms, or the file has no prompt.
-        LoadingError: the file cannot be read.
     """
     if not isinstance(source, Path | str):
         named = enumerate(source, start=1)

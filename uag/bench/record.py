@@ -21,13 +21,9 @@ from uag.loading import Pair
 class Record:
     """One arm on one batch of prompts; tokens and passes are counted over one call.
 
-    Attributes:
-        draft: name of the arm's draft; empty if it has none.
-        seconds: median of `trial_seconds`; None if the arm is not reported.
-        note: why the arm's output may differ from plain decoding's; empty if it must be equal in float32.
-        difference: where an output first differs from plain decoding's; None if all outputs are equal, id for id.
-        dependence: the same, from the output of uag without a draft; None also if that was not measured.
-        refusal: why the arm is not reported: it failed, its output differs, or no time was left; None if it is.
+    `seconds` is the median of `trial_seconds`. `note` says why the output may differ from plain decoding's,
+    `difference` where one does, `dependence` where it differs from uag's without a draft, and `refusal` why there are
+    no figures.
     """
 
     arm: str

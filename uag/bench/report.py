@@ -15,8 +15,7 @@ from uag.bench.record import Record
 Row = dict[str, Any]
 Records = Sequence[Record]
 
-_FEWEST_PROMPTS = 4
-"""Minimum number of prompts for a verdict on a draft."""
+_FEWEST_PROMPTS = 4  # minimum number of prompts for a verdict on a draft
 
 
 def by_arm(records: Records) -> dict[str, list[Record]]:
@@ -129,12 +128,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def conclusions(records: Records) -> Row:
-    """Return the conclusions, ready for JSON.
-
-    `verdict` says whether the draft is worth using (see `_advice`), `equality` how many outputs differ, and `is_equal`
-    whether none differs that must be equal. `tax` is what uag costs when nothing is accepted, against uag without
-    a draft, None if that was not measured. `arms` are the figures.
-    """
+    """Return the conclusions, ready for JSON; `tax` is what uag costs when nothing is accepted, if it was measured."""
     rows, arms = figures(records), by_arm(records)
     useless, no_draft = arms.get(USELESS, []), arms.get(WITHOUT_DRAFT, [])
     tax, ratio = None, speed(no_draft, useless)
@@ -160,10 +154,7 @@ def _equality(ours: Records) -> str:
 
 
 def _advice(rows: Sequence[Row]) -> str:
-    """Return whether the draft, or the best of several, is worth using; empty if no arm uag was measured.
-
-    It is if it is faster on three of four prompts, than plain decoding and than uag without a draft.
-    """
+    """Return whether the draft, or the best of several, is worth using: it must be faster on three of four prompts."""
     drafts = [row for row in rows if row["arm"].split(" ")[0] == "uag"]
     if not drafts:
         return ""

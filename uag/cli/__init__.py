@@ -1,8 +1,4 @@
-"""The command line: each command parses, makes one library call and prints.
-
-The libraries behind a command are imported when it runs. An expected error is one line on standard error and exit code
-2.
-"""
+"""The command line: each command parses, makes one library call and prints."""
 
 import io
 import sys

@@ -9,8 +9,7 @@ from rich.console import Console
 from uag.errors import OptionError
 
 console, error_console = Console(), Console(stderr=True, style="dim", highlight=False, markup=False, soft_wrap=True)
-report = error_console.print
-"""Print a status message to standard error."""
+report = error_console.print  # print a status message to standard error
 
 
 def _silence_messages(is_json: bool) -> bool:
@@ -49,14 +48,9 @@ def show(value: Any, **options: Any) -> None:
     console.print(value, highlight=False, markup=False, soft_wrap=True, **options)
 
 
-def is_ascii() -> bool:
-    """Whether JSON must be ASCII, because standard output has another encoding than UTF-8."""
-    return not console.encoding.startswith("utf")
-
-
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    console.print_json(data=value, ensure_ascii=is_ascii())
+    """Print a value as JSON, in ASCII if standard output has another encoding than UTF-8."""
+    console.print_json(data=value, ensure_ascii=not console.encoding.startswith("utf"))
 
 
 def begin(target: str | None, *drafts: str | None) -> None:

@@ -68,10 +68,7 @@ def generate(
 
 
 def _chat(pair: Any, assistant: Any, **options: Any) -> None:
-    """Read messages from the terminal and print the target's answers, until Ctrl-D.
-
-    Ctrl-C stops an answer and takes its message back. `options` are those of `uag.bench.complete`.
-    """
+    """Read messages from the terminal and print the target's answers, until Ctrl-D; Ctrl-C takes a message back."""
     from uag.bench import complete
     from uag.loading import encode_prompt
 

@@ -21,8 +21,7 @@ _JSON = "Print JSON to standard output; progress goes to standard error."
 _MINUTES = "Begin no call after this time, and report what was measured; 0: no bound."
 _PROMPTS = "JSON lines with prompt, text, messages or turns, or a text with a prompt per line; default: bundled."
 
-_EVERY_S = 10.0
-"""Seconds between two lines of progress where standard error is not a terminal."""
+_EVERY_S = 10.0  # seconds between two lines of progress where standard error is not a terminal
 
 
 def run(
@@ -94,10 +93,7 @@ def run(
 
 
 def _progress(minutes: float, show: Callable[[str], None]) -> Callable[[float, str], None]:
-    """Return a function that reports the share that is done, an estimate of the time left, and the arm that runs.
-
-    A terminal has one line, changed by `show`; elsewhere a line is printed every `_EVERY_S` seconds.
-    """
+    """Return a function that reports the share that is done, an estimate of the time left, and the arm that runs."""
     start_s = time.perf_counter()
     last_s = start_s - _EVERY_S
 
@@ -124,7 +120,6 @@ def _time(seconds: float) -> str:
 
 
 def _named(name: str, summary: str, *, shows_text: bool = False, **defaults: Any) -> Callable[..., None]:
-    """Return the command under a name, with other defaults."""
 
     def command(**flags: Any) -> None:
         run(**flags, shows_text=shows_text)

@@ -21,16 +21,8 @@ class Call:
     """One call of a decoding method: the inputs that transformers prepared, and the assistant's options.
 
     Attributes:
-        model: the target.
         input_ids: [batch_size, prompt_length] int64.
-        logits_processor: prepared processors.
-        stopping_criteria: prepared criteria.
-        generation_config: prepared configuration.
-        model_kwargs: keyword arguments of the forward.
         source_ids: [batch_size, source_length] encoder input of encoder-decoder targets, else None.
-        streamer: receives tokens as in plain decoding.
-        options: the assistant's options.
-        ranks: the ranks that run the model together.
         is_synced: whether all ranks must run the same number of passes (`synced_gpus`).
         fixed_width: tokens per row of every pass after the prompt; None for as many as there are candidates.
 
@@ -63,16 +55,13 @@ class Call:
 
     @cached_property
     def stopping(self) -> Stopping:
-        """The stopping criteria, grouped by what they need."""
         return Stopping(self.stopping_criteria)
 
     @cached_property
     def vocab_size(self) -> int:
-        """The size of the target's head."""
         return models.head_size(self.model)
 
     def __post_init__(self) -> None:
-        """Refuse inputs that are no ids, and a generator on another device."""
         if self.input_ids.dtype not in (torch.int64, torch.int32):
             raise OptionError(
                 f"input_ids are {self.input_ids.dtype}. Pass ids as torch.int64, or embeddings as inputs_embeds."
@@ -101,10 +90,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one round: the numbers of tokens that each row gained, and of candidates among them.
-
-    `is_prefill` is whether the pass read the prompt, which has no candidates and does not count as a round.
-    """
+    """The result of one round, or of the prompt's pass: the tokens that each row gained, and candidates among them."""
 
     candidates: Candidates
     num_written: list[int]

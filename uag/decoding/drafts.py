@@ -42,11 +42,9 @@ class Drafts:
 
     @cached_property
     def _prompt_ids(self) -> list[frozenset[int]]:
-        """The distinct ids of each prompt; only a repetition penalty needs them."""
         return [frozenset(ids) for ids in self.call.input_ids.tolist()]
 
     def start(self) -> None:
-        """Pass the prompts to the drafter."""
         call, rows = self.call, self.rows
         mask = call.model_kwargs.get("attention_mask")
         prompts = call.input_ids.tolist()
@@ -170,7 +168,6 @@ class Drafts:
             self.lookahead.learn_round(Round(num_candidates, *times, num_tokens=num_tokens))
 
     def finish(self) -> None:
-        """Pass the complete outputs to the drafter."""
         self.drafter.finish([row.outputs[: row.end or None] for row in self.rows.all])
 
     def close(self) -> None:

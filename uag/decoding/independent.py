@@ -3,9 +3,8 @@
 Gaps in an attention mask change the logits of some models. So rows are shifted right until all end in the same cache
 slot, and left padding that all rows share is removed.
 
-An unknown criterion may read the whole batch and keep state. It is called exactly as in plain decoding, once per output
-step in order, but only when all rows have passed the step. If it ends a row that is already ahead, the row's later
-tokens are removed.
+An unknown criterion may read the whole batch and keep state. So it is called as in plain decoding, once per output step
+in order, when all rows have passed the step. If it ends a row that is already ahead, its later tokens are removed.
 """
 
 from collections.abc import Sequence
@@ -78,7 +77,6 @@ class Independent:
                     rows.end_at(row, self._num_checked)
 
     def stream(self) -> None:
-        """Stream every step that all rows have passed."""
         streamer, rows = self.call.streamer, self.rows
         if streamer is None:
             return
@@ -105,13 +103,12 @@ class Ragged:
         self._length = caches.length(target.cache) - 1  # `keep` adds the prompt pass's own token
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
-        """Run each row's last token and its candidates; shorter rows repeat their last id.
-
-        Returns:
-            Logits [num_rows, width, vocab_size], float32; those after a row's candidates are undefined.
-        """
+        """Run each row's last token and its candidates, and return logits [num_rows, width, vocab_size], float32."""
         if list(candidates.rows) != self._rows:
-            self._select(candidates.rows)
+            indices = [self._rows.index(row) for row in candidates.rows]
+            caches.select_rows(self.target.cache, indices)
+            self._pads, self._firsts = ([of[index] for index in indices] for of in (self._pads, self._firsts))
+            self._rows = self.target.rows = list(candidates.rows)
         rows.write(candidates, candidates.width - 1)
         return self._run(rows.last(candidates.rows, candidates.width))
 
@@ -130,7 +127,6 @@ class Ragged:
         return target.run(inputs, width, block.device, start_time)
 
     def undo(self) -> None:
-        """Roll the cache back to before the last pass, which is then repeated without candidates."""
         caches.crop(self.target.cache, caches.length(self.target.cache) - self._length)
 
     def keep(self, outcome: Outcome) -> None:
@@ -143,14 +139,6 @@ class Ragged:
         caches.crop(cache, outcome.candidates.width - most)
         self._length += most
         self._trim()
-
-    def _select(self, rows: Sequence[int]) -> None:
-        """Drop all other rows."""
-        indices = [self._rows.index(row) for row in rows]
-        caches.select_rows(self.target.cache, indices)
-        self._pads = [self._pads[index] for index in indices]
-        self._firsts = [self._firsts[index] for index in indices]
-        self._rows = self.target.rows = list(rows)
 
     def _trim(self) -> None:
         """Remove the padding that all rows share. Sliding windows contain none."""

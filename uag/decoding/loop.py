@@ -2,10 +2,7 @@
 
 A candidate is accepted if it is the token that the target itself selects (`uag.sampling`), in greedy decoding and in
 sampling. So the output equals plain decoding's for any candidates. A round is Algorithm 1 of Leviathan et al.
-(arXiv:2211.17192) with this acceptance rule instead of the paper's.
-
-Before the first pass, `uag.decoding.verdict` decides whether a call falls back to plain decoding, and whether its rows
-advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding.lockstep`).
+(arXiv:2211.17192) with this acceptance rule instead of the paper's. `uag.decoding.verdict` decides how rows advance.
 """
 
 import time
@@ -82,7 +79,6 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
 
 
 def _with_forced_tokens(call: Call, drafter: Drafter | None) -> tuple[Call, Drafter | None]:
-    """Add the tokens that a constraint of the call forces to its free candidates."""
     if drafter is None or call.stopping.others:  # unknown criteria may share state with a constraint
         return call, drafter
     processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)
@@ -101,7 +97,6 @@ def _note_dependence(call: Call, dependence: str, stats: Stats) -> None:
 
 
 def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
-    """Return how many steps plain decoding draws for after all rows have ended."""
     max_length = rows.stopping.max_length
     is_full = max_length is not None and rows.prompt_length + rows.num_steps() >= max_length
     if is_full or not rows.have_ended():
@@ -111,7 +106,6 @@ def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
 
 
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
-    """Run rounds until every row has ended."""
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
     candidates = offered = Candidates(rows.active(), [[] for _ in rows.all])
@@ -148,7 +142,6 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
 def _run_pass(
     call: Call, target: Target, passes_of: Target | Ragged, rows: Rows, candidates: Candidates
 ) -> tuple[Candidates, torch.Tensor]:
-    """Run the next pass, and return the candidates that it verified and its logits."""
     logits = passes_of.verify(rows, candidates)
     why = _why_repeat(call, target, rows, candidates, logits)
     if not why or candidates.width == 1:
@@ -164,8 +157,7 @@ def _run_pass(
 def _why_repeat(call: Call, target: Target, rows: Rows, candidates: Candidates, logits: torch.Tensor) -> str:
     """Return why a pass must not have candidates, and record what makes the rest of the call depend on them.
 
-    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN, except in uag's kernels. So if candidates
-    overflow, they make the first token of their row NaN, and all of its logits.
+    0 times NaN is NaN, except in uag's kernels. So candidates that overflow make their row's first token NaN, too.
     """
     if dependence := target.watch.found:
         if call.options.draft_independent:

@@ -16,10 +16,10 @@ from uag.stats import TARGET, Stats
 
 
 class _Drawing(LogitsProcessorList):
-    """Processors that also draw each step's tokens from the caller's generator.
+    """Processors that also draw each step's tokens from the caller's generator, not from the default one.
 
-    transformers' loop draws from the default generator only. With `do_sample=False` it selects the highest score, so
-    all scores but the drawn token's are replaced by minus infinity. `scores` are those before, if they are recorded.
+    With `do_sample=False`, transformers' loop selects the highest score, so all others become minus infinity. `scores`
+    are those before, if they are recorded.
     """
 
     def __init__(self, call: Call, generator: torch.Generator) -> None:

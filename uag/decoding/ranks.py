@@ -1,8 +1,6 @@
 """Ranks that run one model together: rank 0 decides and broadcasts its decisions.
 
-A target that is split over ranks (tensor parallel) computes every pass on all of them. But the number of candidates
-depends on measured times, and a time limit on the clock, which differ between ranks. So only rank 0 drafts, and
-broadcasts its candidates, its tokens and what the stopping criteria return.
+Candidates depend on measured times, and a time limit on the clock, which differ between ranks.
 """
 
 from typing import Any, Self, TypeVar
@@ -27,7 +25,6 @@ class Ranks:
 
     @classmethod
     def of(cls, model: Any) -> Self:
-        """Return the ranks that run `model`."""
         group = models.tensor_parallel_group(model)
         return cls() if group is None else cls(group, model.device)
 
@@ -59,5 +56,4 @@ class _Silent(Drafter):
         self.strategy = strategy
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return no candidates."""
         return [[] for _ in ask.budgets]

@@ -10,20 +10,15 @@ from uag.hf import passes
 from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
 
-_FIRST_CAPACITY = 64
-"""Initial capacity of the buffer, in output tokens. Increase to copy it less often; decrease to use less memory."""
+_FIRST_CAPACITY = 64  # initial capacity of the buffer, in output tokens
 
 
 @dataclass
 class Progress:
     """The progress of one row.
 
-    Attributes:
-        outputs: target ids written so far.
-        sources: the source of each output token; see `Stats`.
-        end: number of output steps after which a criterion ended the row; 0 while none has.
-        rounds: for each round, the sources of its candidates, and the numbers of outputs before and after it.
-        num_counted: number of outputs of the prefill and of these rounds.
+    `end` is the number of output steps after which a criterion ended the row; 0 while none has. `rounds` has, for each
+    round, the sources of its candidates, and the numbers of outputs before and after it.
     """
 
     outputs: list[int] = field(default_factory=list)
@@ -34,12 +29,7 @@ class Progress:
 
 
 class Rows:
-    """All rows of a call.
-
-    Attributes:
-        all: each row's progress.
-        buffer: [batch_size, capacity] int64: prompts, outputs, then the candidates that are being verified.
-    """
+    """All rows of a call; `buffer` [batch_size, capacity] int64 has prompts, outputs and the current candidates."""
 
     def __init__(self, call: Call) -> None:
         self.stopping = call.stopping
@@ -67,7 +57,6 @@ class Rows:
         return self.all[row].end > 0 and self.stopping.has_eos
 
     def is_done(self, row: int) -> bool:
-        """Whether no more tokens are added to a row."""
         if not self.all[row].end:
             return False
         max_length = self.stopping.max_length
@@ -75,7 +64,6 @@ class Rows:
         return self.batch_size == 1 or self.stopping.has_eos or is_full
 
     def active(self) -> list[int]:
-        """Return the rows that are not done."""
         return [row for row in range(self.batch_size) if not self.is_done(row)]
 
     def have_ended(self) -> bool:
@@ -113,7 +101,6 @@ class Rows:
             del progress.outputs[progress.end :], progress.sources[progress.end :]
 
     def reserve(self, num_outputs: int) -> None:
-        """Grow the buffer to hold at least this many outputs."""
         size = self.prompt_length + num_outputs
         if size > self.buffer.shape[1]:
             larger = self.buffer.new_zeros((self.batch_size, 2 * size))

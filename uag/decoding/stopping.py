@@ -4,15 +4,10 @@ import math
 from typing import Any
 
 import torch
-from transformers.generation.stopping_criteria import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import StoppingCriteriaList
+from transformers.generation import stopping_criteria as known
 
-_KNOWN = (MaxLengthCriteria, EosTokenCriteria, StopStringCriteria, MaxTimeCriteria)
+_KNOWN = (known.MaxLengthCriteria, known.EosTokenCriteria, known.StopStringCriteria, known.MaxTimeCriteria)
 
 
 class Stopping:
@@ -20,9 +15,7 @@ class Stopping:
 
     Attributes:
         max_length: number of ids, prompt included, at which a row ends; None without a limit.
-        eos_ids: ids that end a row.
         has_eos: whether a finished row is padded, as in plain decoding.
-        strings: stop strings, which need a row's whole text.
         has_time_limit: whether a time limit can end all rows at once; `ends` does not check it.
         others: criteria of other classes, which must be called once for each output step.
     """

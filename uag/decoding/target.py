@@ -1,7 +1,4 @@
-"""The target's passes, the rollback of its cache, and the number of candidates that its positions allow.
-
-Here, every row keeps the same number of tokens of a pass; see `uag.decoding.independent` for rows of different lengths.
-"""
+"""The target's passes, the rollback of its cache, and the number of candidates that its positions allow."""
 
 import logging
 from collections.abc import Sequence
@@ -14,7 +11,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import blocks, models, passes
 from uag.hf.cache import caches, static
-from uag.hf.cache.recorded_target import RecordedTarget
+from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
 from uag.kernels import OwnKernels, Watch, one_call
@@ -23,11 +20,7 @@ from uag.stats import Stats
 
 _log = logging.getLogger("uag")
 
-_MAX_REREAD = 16
-"""Maximum accepted tokens that a verifying pass recomputes after a state was restored; more get a separate pass.
-
-Increase to run fewer passes; decrease to keep passes narrow.
-"""
+_MAX_REREAD = 16  # accepted tokens that a verifying pass recomputes after a restored state; more get their own pass
 
 
 _ROUTER = "output_router_logits"
@@ -89,10 +82,7 @@ class Limits:
         return f"has only {self._max_positions} positions" if is_beyond else ""
 
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
-        """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
-
-        A row that is ahead, or that ends early, would change what the passes compute for the others.
-        """
+        """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string."""
         # Rows that lag are padded with at most as many slots as the other rows write.
         is_before = max_length is not None and (max_length + self.num_hidden) * batch_size <= self._cut.at
         return "" if is_before else self._cut.why
@@ -105,10 +95,7 @@ class Target:
         kwargs: keyword arguments of the next pass.
         kernels: what uag's kernels compute; in the prompt's pass, only products.
         last_s: seconds of the last pass.
-        has_compiled: whether the last pass compiled or recorded a graph, or was watched, so that its time predicts
-            nothing.
-        watch: notices what the passes run in PyTorch, but the trial's did not.
-        may_verify: whether passes may have candidates.
+        has_compiled: whether the last pass compiled, recorded or was watched, so that its time predicts nothing.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
@@ -145,7 +132,6 @@ class Target:
 
     @property
     def cache(self) -> Any:
-        """The cache, under any of the names that models use."""
         return caches.cache_in(self.kwargs)
 
     def verified(self) -> tuple[Any, dict[int, int]]:
@@ -160,10 +146,7 @@ class Target:
         return budget
 
     def read(self, rows: Rows) -> torch.Tensor:
-        """Run the prompts as plain decoding does, and return logits [batch_size, 1, vocab_size], float32.
-
-        The pass has no candidates, since its kernels may round by its length.
-        """
+        """Run the prompts without candidates, and return logits [batch_size, 1, vocab_size], float32."""
         ids, start_time = rows.buffer[:, : rows.prompt_length], clock.now()
         with self.kernels.reading():
             outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
@@ -176,8 +159,7 @@ class Target:
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run the last known tokens and the candidates of all rows, the same number for each row.
 
-        Returns:
-            Logits [batch_size, num_candidates + 1, vocab_size], float32.
+        Returns logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
         self._width = width = self.limits.width(candidates.width)
         num_new = width - 1
@@ -251,7 +233,7 @@ class Target:
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
         if self._recorded is not None:
-            outputs, self.has_compiled = self._recorded.run(inputs)
+            outputs, self.has_compiled = self._recorded.run_prepared(inputs)
             if self._recorded.failure:
                 self.stats.fall_back(f"the target's passes are not recorded: {self._recorded.failure}")
             return self.finish_pass(outputs, width, device, start_time)

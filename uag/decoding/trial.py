@@ -2,12 +2,10 @@
 
 It runs a few passes over synthetic ids through `Target`, as a call does, each one token later than the one before it.
 So the same tokens are computed at several places of blocks of several widths. With uag's kernels, their logits should
-be equal bit for bit. Then the number of candidates does not matter, and the draft cannot change the output in any
-dtype. Because bits can be equal by luck, above all in bfloat16, the trial also looks for operations of PyTorch that
-may round by the number of tokens (`uag.kernels.rounding`), and compares the kernels' logits with PyTorch's.
+be equal bit for bit. Because bits can be equal by luck, the trial also looks for operations of PyTorch that may round
+by the number of tokens (`uag.kernels.rounding`), and compares the kernels' logits with PyTorch's.
 
-The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
-refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
+In training mode, a target whose passes draw random numbers is refused: plain decoding draws once per token.
 """
 
 import copy
@@ -33,31 +31,18 @@ from uag.kernels import OwnKernels, Seen, watching
 from uag.proposal import Proposal
 from uag.stats import Stats
 
-_PROMPT_LENGTH, _NUM_PADS = 6, 2
-"""Tokens of the trial's prompt, and how many of them the second row lacks."""
-
-_WIDTHS = (9, 4, 2, 1)
-"""Tokens per row of the passes after the prompt."""
-
-_NUM_SLOTS = 32
-"""Slots of the trial's cache if the call's is static."""
+_PROMPT_LENGTH, _NUM_PADS = 6, 2  # tokens of the trial's prompt, and how many of them the second row lacks
+_WIDTHS = (9, 4, 2, 1)  # tokens per row of the passes after the prompt
+_NUM_SLOTS = 32  # slots of the trial's cache if the call's is static
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
-"""Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
-
-Measured rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or more.
-"""
+"""RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding: measured
+rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or more."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a target's passes.
-
-    Attributes:
-        kernels: what uag's kernels compute; nothing for PyTorch's operations alone.
-        num_slots: slots of the static cache of passes that all have the call's fixed width; 0 for passes as wide as
-            their candidates, over the call's own kind of cache.
-    """
+    """A way to run passes; with `num_slots`, all have the call's fixed width, over a static cache of this size."""
 
     kernels: OwnKernels = field(default_factory=OwnKernels)
     num_slots: int = 0
@@ -71,14 +56,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Trial:
-    """What the trial of a way found.
+    """What the trial of a way found; `seen` is what the passes ran in PyTorch.
 
-    Attributes:
-        refusal: how blocks differ from single tokens, phrased to follow "the target"; empty if they only round.
-        dependence: why the bits of a token's logits depend on the block, phrased to follow "the target"; empty if they
-            do not.
-        is_wrong: whether the kernels compute something else than PyTorch.
-        seen: what the passes ran in PyTorch; see `uag.kernels.rounding.Seen.counts`.
+    `refusal` is how blocks differ from single tokens, beyond rounding, and `dependence` why the bits of a token's
+    logits depend on the block, both phrased to follow "the target" or empty. `is_wrong`: the kernels differ from
+    PyTorch.
     """
 
     refusal: str = ""
@@ -90,8 +72,8 @@ class Trial:
 def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
     """Return the result of a way's trial, which runs once per model, mode and kind of cache, on all ranks together.
 
-    In a call whose rows advance independently (`is_ragged`), padding must not change a row either. Changes that the
-    caller trusts are not tried: they may observe each pass.
+    With `is_ragged`, padding must not change a row either. Changes that the caller trusts are not tried: they may
+    observe each pass.
     """
     model, num_rows, is_static = call.model, _num_rows(call, way), _is_static(call)
     is_trusted = not call.kernels and bool(foreign_code.changes(model)) and not foreign_code.of_others(model)
@@ -204,12 +186,7 @@ def _is_full_precision(call: Call) -> bool:
 
 
 def _dependence(trials: Sequence[Sequence[torch.Tensor]], operations: set[str]) -> str:
-    """Return why the bits of a token's logits depend on the block, or an empty string.
-
-    Args:
-        trials: the logits of each pass of each trial; a later trial may have the last rows of the first one only.
-        operations: what PyTorch computes for a block, but not for a single token.
-    """
+    """Return why the bits of a token's logits depend on the block, or an empty string."""
     if operations:
         return f"runs {', '.join(sorted(operations))} in PyTorch, which may round by the number of tokens"
     known: dict[tuple[int, int], torch.Tensor] = {}
@@ -243,12 +220,14 @@ def _run(
         mask[1:, :_NUM_PADS] = 0
     found, seen = [], []
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
-        config, cache = call.model.config.get_text_config(decoder=True), None
+        cache = None
         if way.num_slots:
             cache = static.static_cache(call.model, way.num_slots)
         elif _is_static(call):
-            cache = StaticCache(config=config, max_cache_len=_NUM_SLOTS)
-        synthetic = SyntheticPasses(_uncompiled(call), prompt, kernels, cache, mask)
+            cache = StaticCache(config=call.model.config.get_text_config(decoder=True), max_cache_len=_NUM_SLOTS)
+        config = copy.copy(call.generation_config)
+        config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
+        synthetic = SyntheticPasses(replace(call, generation_config=config), prompt, kernels, cache, mask)
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             is_watched = bool(kernels) and width in (widths[0], widths[-1])
@@ -258,18 +237,10 @@ def _run(
     return found, seen[0], seen[-1]
 
 
-def _uncompiled(call: Call) -> Call:
-    """Return a call that `generate` would not compile: the trial's shapes are not those of the call's own graphs."""
-    config = copy.copy(call.generation_config)
-    config.disable_compile = True
-    return replace(call, generation_config=config)
-
-
 class SyntheticPasses:
     """Passes over synthetic ids, as a call runs them; the call is not changed.
 
-    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache (None: a default one), with a mask
-    of the same shape (None: without padding).
+    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache, with a mask of the same shape.
     """
 
     def __init__(

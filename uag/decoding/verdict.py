@@ -1,10 +1,7 @@
 """Decides once per call, before the first pass, how the call is decoded.
 
-Each rule yields a reason, or an empty string if it does not apply; the first reason counts. With a reason from
-`_plain_reasons`, the call falls back to plain decoding. If there is a reason for lockstep, every row
-accepts the same number of tokens in each pass. Otherwise the rows advance independently.
-
-If several ranks run the model together, rank 0 decides for all of them.
+Each rule yields a reason, or an empty string if it does not apply; the first reason counts. If several ranks run the
+model together, rank 0 decides for all of them.
 """
 
 from collections import Counter
@@ -17,7 +14,7 @@ from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.hf import blocks, foreign_code, models, passes, positions, weights, wrapped
 from uag.hf.cache import caches
-from uag.hf.cache.recorded_target import RecordedTarget
+from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import default_generator
 from uag.hf.inspection import modules
 from uag.hf.processors import unknown_processors
@@ -34,9 +31,7 @@ class Verdict:
         lockstep: why all rows keep the same number of tokens of a pass; empty if they advance independently.
         is_reported: whether `lockstep` is recorded as a fall-back; False if one of the caller's options implies it.
         limits: the limits on candidates; None with plain decoding.
-        dependence: why the draft may change how the target's logits round, phrased to follow "the target"; empty if it
-            cannot, with the same bits for any candidates and none.
-        kernels: what uag's kernels compute, also in plain decoding.
+        dependence: why the draft may change how the target's logits round, phrased to follow "the target"; or empty.
         seen: what the passes of the target's trial ran in PyTorch; None if the draft may change bits anyway.
         recorded: the target's recorded passes at a fixed width; None if they run as usual.
         call: the call with a fixed width and a cache for these passes; None if it stays as it is.
@@ -54,7 +49,6 @@ class Verdict:
 
     @property
     def fallback(self) -> str:
-        """What the statistics record, or an empty string."""
         if self.plain:
             return f"{self.plain}, so this call falls back to plain decoding"
         return self.lockstep if self.is_reported else ""
@@ -73,7 +67,6 @@ class Facts:
 
 
 def _plain_reasons(facts: Facts) -> Iterator[str]:
-    """Yield why a call falls back to plain decoding."""
     call, model, limits = facts.call, facts.model, facts.limits
     if facts.change and not call.options.trust_changes:
         yield (
@@ -113,7 +106,6 @@ def _unknown_code(facts: Facts) -> str:
 
 
 def _implied_by_options(facts: Facts) -> Iterator[str]:
-    """Yield why the caller's own options make rows advance in lockstep."""
     yield "return_dict_in_generate records every step" if facts.config.return_dict_in_generate else ""
     yield "a time limit ends all rows at once" if facts.call.stopping.has_time_limit else ""
     if facts.batch_size > 1:
@@ -121,7 +113,6 @@ def _implied_by_options(facts: Facts) -> Iterator[str]:
 
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:
-    """Yield why the target requires the rows of a batch to advance in lockstep."""
     if facts.limits.is_static and facts.limits.fixed_width is None:
         yield "the rows of a static cache have the same length"
     has_states = caches.has_states(facts.cache)
@@ -154,10 +145,7 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def examine(call: Call) -> Verdict:
-    """Decide how a call with a source of candidates is decoded; all ranks get the same verdict.
-
-    This runs trials of a few passes, once per model.
-    """
+    """Decide how a call with a source of candidates is decoded, by trials of a few passes, once per model."""
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
     verdict = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else Verdict())
     if verdict.plain:  # the kernels do not return attention weights

@@ -1,10 +1,8 @@
 """The ways to run a target's passes, best first, and the choice among them. Each is tried once per model.
 
-With uag's kernels, a token's bits do not depend on the candidates around it. The fastest pass is one call of them.
-Passes that a device records as graphs have one fixed width, over a cache of one fixed length: every pass after the prompt
-has the same shape, with candidates or with padding, so a token's logits depend only on the tokens before it, if the
-kernels of the device compute a token in the same way in every row of a pass. With PyTorch's operations otherwise,
-candidates may change how logits round.
+With uag's kernels, a token's bits do not depend on the candidates around it; the fastest pass is one call of them.
+Passes that a device records as graphs have one fixed width, over a cache of one fixed length, so a token's logits
+depend only on the tokens before it. With PyTorch's operations otherwise, candidates may change how logits round.
 """
 
 from collections.abc import Iterator
@@ -19,26 +17,18 @@ from uag.decoding.target import Limits
 from uag.decoding.trial import Trial, Way
 from uag.hf import blocks, models, positions
 from uag.hf.cache import caches
-from uag.hf.cache.recorded_target import RecordedTarget
+from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import graphs_of
 from uag.kernels import Decoder, decoder_of
 
-WIDTH = 8
-"""Tokens per row of every pass after the prompt. Increase to verify more candidates in a pass; decrease to make passes
-cheaper, which all cost as much as this many tokens."""
+WIDTH = 8  # tokens per row of every pass after the prompt, which all cost as much as this many tokens
 
-_SLOTS_STEP = 512
-"""The cache has a multiple of this many slots, since rounding may depend on the length. Increase to give more calls the
-same length, and so one trial; decrease to compute attention over fewer slots."""
+_SLOTS_STEP = 512  # the cache has a multiple of this many slots: rounding may depend on the length
 
-_MOST_SLOTS = 1 << 16
-"""Slots of the longest cache for a target with fewer positions. Increase for longer texts; decrease to save memory."""
+_MOST_SLOTS = 1 << 16  # slots of the longest cache for a target with fewer positions
 
-_WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer
-"""Layers of a dynamic cache that keep keys and values, and nothing else."""
-
-_SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")
-"""Attention implementations that do not choose a kernel by the number of tokens that a cache holds."""
+_WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer  # layers of a dynamic cache that keep nothing but keys and values
+_SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")  # attention that does not choose a kernel by the length of a cache
 
 
 def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
@@ -71,10 +61,7 @@ def _decoder(call: Call) -> Decoder | None:
 
 
 def record(call: Call) -> tuple[Call, RecordedTarget | None, str]:
-    """Return a call whose passes have a fixed width, with its recorded passes, or why they cannot be recorded.
-
-    The reason is empty if the device records nothing.
-    """
+    """Return a call of a fixed width, with its recorded passes, or why a device with graphs cannot record them."""
     # The caller gets a static cache that it asked for; `generate` compiles the passes over it.
     is_compiled = call.is_compiled or models.is_compiled(call.model)
     if graphs_of(call.model.device) is None or is_compiled or call.generation_config.cache_implementation == "static":

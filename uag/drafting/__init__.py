@@ -11,36 +11,13 @@ from uag.drafting.models.own_copy import CopyPairing
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_model import TorchPasses
 from uag.drafting.models.trials import check_draft
-from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
 from uag.drafting.ranked import FreeFirst
 from uag.drafting.session import Session
 
 __all__ = [
-    "ASSUMED",
-    "Ask",
-    "CopyPairing",
-    "Counts",
-    "Drafter",
-    "ForcedTokens",
-    "FreeFirst",
-    "Memory",
-    "ModelDrafter",
-    "OptionalSources",
-    "Pairing",
-    "Passes",
-    "PromptLookup",
-    "Row",
-    "RowMaker",
-    "Session",
-    "TextDrafter",
-    "TorchPasses",
-    "adapter_of",
-    "as_memory",
-    "check_draft",
-    "draft_steps",
-    "dtypes_of",
-    "fit_context",
-    "mismatch_of",
-    "run_waves",
-]
+    "ASSUMED", "Ask", "CopyPairing", "Counts", "Drafter", "ForcedTokens", "FreeFirst", "Memory", "ModelDrafter",
+    "Pairing", "Passes", "PromptLookup", "Row", "RowMaker", "Session", "TextDrafter",
+    "TorchPasses", "adapter_of", "as_memory", "check_draft", "draft_steps", "dtypes_of", "fit_context",
+    "mismatch_of", "run_waves",
+]  # fmt: skip

@@ -17,20 +17,13 @@ from uag.drafting.ranked import AcceptanceRates, FreeSource
 from uag.hf.devices import default_generator
 from uag.hf.processors import prefix_constraint, with_prefix_function
 
-Allowed = Callable[[int, torch.Tensor], Sequence[int]]
-"""Maps a row of the batch and its ids [length] to the ids that may follow."""
+Allowed = Callable[[int, torch.Tensor], Sequence[int]]  # maps a row and its ids [length] to the ids that may follow
 
-_PRIORS = (0.999,)
-"""Initial acceptance rate of a forced token. It is rejected only if another processor excludes it."""
+_PRIORS = (0.999,)  # initial acceptance rate of a forced token. It is rejected only if another processor excludes it
 
 
 class ForcedTokens(FreeSource):
-    """Candidates from the constraint of a call with one row.
-
-    Args:
-        function: the caller's `prefix_allowed_tokens_fn`.
-        prompt_ids: the row's prompt as the processors get it, [prompt_length] int64, with padding.
-    """
+    """Candidates from the constraint of a call with one row, whose prompt is `prompt_ids`, with padding."""
 
     source = "constraint"
 
@@ -83,7 +76,6 @@ class ForcedTokens(FreeSource):
         self._may_ask = False
 
     def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[int]]:
-        """Return the forced tokens after the output, up to the first choice."""
         ids = torch.cat([self._ids, self._ids.new_tensor(list(self._forced))])
         is_open = self._may_ask and len(self._answers) == len(self._forced)
         while is_open and len(self._forced) < num and not (self._forced and self._forced[-1] in ask.stop_ids):

@@ -18,9 +18,7 @@ class Counts:
 
     Attributes:
         num_bytes: size of the draft model's weights in the dtype of passes; 0 without one.
-        num_forwards: number of draft passes.
         num_tokens: number of draft tokens run, without prompts.
-        forward_s: seconds of draft passes.
         prefill_s: the part of `forward_s` in which prompts were read.
         compile_s: seconds of recording and compiling passes, excluded from the other times.
         fall_backs: options and passes that failed, with the reason.
@@ -75,11 +73,7 @@ class Ask:
         return replace(self, budgets=[min(*each) for each in zip(self.budgets, limits, strict=True)])
 
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
-        """Return a drafter's proposals, cut to the limits and to ids that the target has.
-
-        Raises:
-            OptionError: it does not return a list of proposals for each row.
-        """
+        """Return a drafter's proposals, cut to the limits and to ids that the target has, or raise an `OptionError`."""
         name = type(drafter).__name__
         lines = drafter.propose(self)
         if not isinstance(lines, Sequence) or len(lines) != len(self.budgets):

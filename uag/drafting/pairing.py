@@ -1,7 +1,7 @@
 """Finds the tokenizers of a pair of models, and decides whether both models use the same ids.
 
-If no tokenizers are known, models whose heads have the same size are assumed to share their ids. A wrong assumption
-reduces acceptance but never changes the output, because the target verifies ids. The statistics report it.
+Without tokenizers, models whose heads have the same size are assumed to share their ids: a wrong assumption reduces
+acceptance, and the statistics report it.
 """
 
 import weakref
@@ -21,18 +21,9 @@ ASSUMED = "no tokenizers are known: the target and the draft are assumed to use 
 
 
 class Pairing:
-    """A draft model with its drafters: one for all targets if both tokenizers are passed, else one per target.
+    """A draft model with its drafters: one `for_all` targets if both tokenizers are passed, else one per target.
 
-    Args:
-        draft: the draft model.
-        tokenizer: the targets' tokenizer; None to look for it where a target was loaded from.
-        draft_tokenizer: the draft's tokenizer; None to look for it where the draft was loaded from.
-        compile_draft: see `ModelDrafter`.
-        draft_weights: see `ModelDrafter`.
-
-    Attributes:
-        for_all: the drafter for all targets; None if each target has its own.
-        mismatch: see `mismatch_of`, for the draft.
+    A tokenizer that is None is looked for where its model was loaded from.
 
     Raises:
         PairError: the tokenizers cannot work together.
@@ -60,12 +51,7 @@ class Pairing:
         self.mismatch = mismatch_of("draft", self._draft, self._draft_adapter)
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
-        """Return the drafter for a target, and whether the models are only assumed to share their ids.
-
-        Raises:
-            PairError: the tokenizers cannot work together; or they are unknown and the models cannot share their ids;
-                or the draft is an encoder-decoder and the target is not, so there is no source text.
-        """
+        """Return the drafter for a target, and whether shared ids are only assumed, or raise a `PairError`."""
         if is_encoder_decoder(self._draft) and not target.config.is_encoder_decoder:
             raise PairError(
                 f"The draft {self._draft.__class__.__name__!r} is an encoder-decoder and the target "

@@ -7,17 +7,10 @@ from dataclasses import replace
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.proposal import Proposal, num_equal
 
-_PRIOR_WEIGHT, _FADING = 4.0, 0.98
-"""Number of checked candidates that a prior counts as, and weight of a checked candidate relative to the next one.
-Increase for steadier rates; decrease to learn faster."""
+_PRIOR_WEIGHT, _FADING = 4.0, 0.98  # of a prior, in checked candidates; of one, relative to the next
 
-_MAX_PROPOSED = 64
-"""Maximum number of free candidates. Increase to save passes in long correct texts; decrease to narrow passes whose
-candidates are rejected early."""
-
-_LIKELY = 0.5
-"""Minimum confidence in a free source's first candidate with a fixed length. Increase to run the draft model more
-often; decrease to use free sources more often."""
+_MAX_PROPOSED = 64  # free candidates of a row, at most
+_LIKELY = 0.5  # confidence in a free source's first candidate from which it is used with a fixed number of candidates
 
 
 class AcceptanceRates:
@@ -59,7 +52,7 @@ class FreeSource(Drafter, ABC):
     def look(self, row: int, budget: int, ask: Ask) -> tuple[list[Proposal], float]:
         """Return a row's candidates, as many as would pay for a single row, and their expected tokens per second.
 
-        If the number of candidates is fixed, these are all candidates, and the confidence in the first one.
+        With a fixed number of candidates, return that many, and the confidence in the first one.
         """
         is_fixed = ask.lookahead.fixed is not None
         ids, levels = self._candidates(row, min(budget, ask.limit if is_fixed else _MAX_PROPOSED), ask)
@@ -70,7 +63,6 @@ class FreeSource(Drafter, ABC):
         return [Proposal(token_id, chance, is_free=True, source=self.source) for token_id, chance in pairs], rate
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return as many candidates for each row as pay."""
         return FreeFirst(None, [self]).propose(ask)
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
@@ -81,17 +73,11 @@ class FreeSource(Drafter, ABC):
         self._written(row, output_ids, num_right)
 
     def release(self) -> None:
-        """Drop all sequences."""
         self._shown.clear()
 
 
 class FreeFirst(Drafter):
-    """Several sources of candidates, of which each row uses the best one in each round.
-
-    Args:
-        model: the draft model's drafter, or another that takes time; None if there is none.
-        sources: free sources; the first wins a tie.
-    """
+    """Several sources, of which each row uses the best one in each round; only `model` may take time."""
 
     def __init__(self, model: Drafter | None, sources: Sequence[FreeSource]) -> None:
         self._model, self._sources = model, sources
@@ -103,11 +89,9 @@ class FreeFirst(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """The draft model's counts so far."""
         return self._drafters[0].counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Start new sequences."""
         for drafter in self._drafters:
             drafter.start(prompts, source_ids)
         self._is_free = [False] * len(prompts)
@@ -139,17 +123,14 @@ class FreeFirst(Drafter):
         return best
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Pass the target's output to all sources."""
         for drafter in self._drafters:
             drafter.accept(row, 0 if self._is_free[row] else num_accepted, output_ids)
         self._is_free[row] = False
 
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:
-        """Pass the complete outputs to all sources."""
         for drafter in self._drafters:
             drafter.finish(outputs)
 
     def release(self) -> None:
-        """Drop all sequences."""
         for drafter in self._drafters:
             drafter.release()

@@ -1,12 +1,19 @@
 """What one call of an assistant uses at a time, so that calls that overlap share a draft and learn separately."""
 
+from functools import partial
 from typing import Any
 
+from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Drafter
+from uag.drafting.known.memory import Memory
+from uag.drafting.known.prediction import PredictionSource
+from uag.drafting.known.source import PRIORS, MemorySource, PromptLookup
+from uag.drafting.models.open_draft import tokenizer_of
 from uag.drafting.models.own_copy import CopyPairing
-from uag.drafting.optional import OptionalSources
-from uag.drafting.pairing import Pairing
+from uag.drafting.pairing import Pairing, adapter_of
+from uag.drafting.ranked import AcceptanceRates, FreeFirst, FreeSource
 from uag.errors import PairError
+from uag.hf import models
 from uag.lookahead import Lookahead
 
 
@@ -15,26 +22,28 @@ class Session:
 
     Args:
         source: a draft model with its drafters, or a drafter for all targets; None for free sources alone.
-        optional: the free sources beside it.
-        lookahead: new, or that of another session, copied.
-        is_rejection: whether the drafter must provide probabilities, for rejection sampling.
-
-    Raises:
-        PairError: it cannot.
+        lookahead: of the session's calls.
+        memory: of earlier calls.
+        looks_up: whether prompt lookup is used beside the draft model and the other free sources.
+        is_rejection: whether a drafter that cannot provide its probabilities is refused with a `PairError`.
     """
 
     def __init__(
         self,
         source: Pairing | CopyPairing | Drafter | None,
-        optional: OptionalSources,
         lookahead: Lookahead,
+        memory: Memory | None,
         *,
-        is_rejection: bool,
+        looks_up: bool,
+        is_rejection: bool = False,
     ) -> None:
         self.call: object = None
         self.pairing = None if source is None or isinstance(source, Drafter) else source
         self.drafter = source if source is None or isinstance(source, Drafter) else source.for_all
-        self.optional, self.lookahead, self._is_rejection = optional, lookahead, is_rejection
+        self.lookahead = lookahead
+        self.rates = {each: AcceptanceRates(PRIORS) for each in (PredictionSource, MemorySource, PromptLookup)}
+        self._memory, self._looks_up, self._is_rejection = memory, looks_up, is_rejection
+        self._adapter: TokenizerAdapter | None = None  # kept, so that the next call need not build it again
         self._check_sampling(self.drafter)
 
     def drafter_for(self, model: Any) -> tuple[Drafter | None, bool]:
@@ -46,9 +55,32 @@ class Session:
         return drafter, is_assumed
 
     def _check_sampling(self, drafter: Drafter | None) -> None:
-        """Raise a `PairError` for rejection sampling with a drafter that cannot provide the probabilities."""
         if self._is_rejection and drafter is not None and drafter.strategy == "cross-tokenizer":
             raise PairError(
                 "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
                 "another tokenizer cannot provide. Use the default sampling='shared-noise', exact for any draft."
             )
+
+    def with_free_sources(
+        self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
+    ) -> Drafter | None:
+        """Return the drafter of a call, which uses free sources where they promise the most tokens per second."""
+        find_adapter = partial(self._find_adapter, model, tokenizer)
+        sources: list[FreeSource] = []
+        if prediction is not None:
+            rates = self.rates[PredictionSource]
+            of_call = PredictionSource(prediction, num_rows, models.head_size(model), find_adapter, rates)
+            sources += [of_call] if of_call.may_propose else []
+        if self._memory is not None:
+            if (adapter := find_adapter()) is not None:
+                self._memory.bind(adapter.fingerprint)
+            sources.append(MemorySource(self._memory, self.rates[MemorySource]))
+        if isinstance(other, PromptLookup):
+            return FreeFirst(None, [*sources, other])
+        if self._looks_up and (sources or other is not None):
+            sources.append(PromptLookup(self.rates[PromptLookup]))
+        return FreeFirst(other, sources) if sources else other
+
+    def _find_adapter(self, model: Any, tokenizer: Any) -> TokenizerAdapter | None:
+        self._adapter = adapter_of(tokenizer_of(model) if tokenizer is None else tokenizer)
+        return self._adapter

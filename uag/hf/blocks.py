@@ -35,18 +35,14 @@ _BLOCKS_BEHIND_STATE = {
     "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2",
     "lfm2_moe", "lfm3", "mamba2", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zaya",
 }  # fmt: skip
-"""Linear-attention model types that compute the same logits for a block after a state as for single tokens.
-
-The others ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H,
-Zamba 2), or are untested.
-"""
+"""Linear-attention model types that compute the same logits for a block after a state as for single tokens. The others
+ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H, Zamba 2), or are
+untested."""
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 """transformers' functions of which a forward calls one, if it masks what lies outside a layer's window."""
 
-_MOST_COPIED = 2 << 30
-"""Bytes of experts' weights that a layer may copy for the tokens of a pass. Increase to verify more candidates at once;
-decrease to use less memory."""
+_MOST_COPIED = 2 << 30  # bytes of experts' weights that a layer may copy for the tokens of a pass
 
 
 def block_refusal(model: Any) -> str:
@@ -97,7 +93,6 @@ def _masks_no_window(model: Any) -> bool:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function uses, also in its lambdas."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -105,7 +100,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _routing_refusal(module: Any) -> str:
-    """Return why a router treats the tokens of a block differently from single tokens, or an empty string."""
     known = vars(module)
     if known.get("second_expert_policy") in ("random", "sampling"):
         return f"draws random numbers to choose experts (second_expert_policy={known['second_expert_policy']!r})"
@@ -117,11 +111,7 @@ def _routing_refusal(module: Any) -> str:
 
 @per_call
 def most_tokens(model: Any) -> int | None:
-    """Return the most tokens per row of a pass that are computed like single tokens, or None without a limit.
-
-    A router with a capacity drops the tokens of a row that come after an expert's capacity is used up. NLLB's routers
-    set theirs in each pass (`_routing_refusal`).
-    """
+    """Return the most tokens per row of a pass that are computed like single tokens, by the capacity of experts."""
     routers = [vars(module) for module in modules(model) if "moe_eval_capacity_token_fraction" not in vars(module)]
     capacities = [known["expert_capacity"] for known in routers if isinstance(known.get("expert_capacity"), int)]
     return max(min(capacities), 1) if capacities else None
@@ -129,10 +119,7 @@ def most_tokens(model: Any) -> int | None:
 
 @per_call
 def most_copied(model: Any) -> int | None:
-    """Return the most tokens of a pass whose experts' weights may be copied, or None if none are.
-
-    transformers' `batched_mm`, with which it decodes on accelerators, copies the weights of each token's experts.
-    """
+    """Return the most tokens of a pass whose experts' weights may be copied, as `batched_mm` does, or None."""
     kinds = ("batched_mm",) if model.device.type == "cpu" else ("batched_mm", "grouped_mm")
     if model.config.get_text_config(decoder=True)._experts_implementation not in kinds:
         return None
@@ -154,9 +141,6 @@ def has_experts(model: Any) -> bool:
 
 @per_call
 def uncounted_id(model: Any) -> int | None:
-    """Return the id that does not advance positions within a pass, like padding in RoBERTa, or None.
-
-    As a single token after a cache, such an id does advance them, so a block must end with it.
-    """
+    """Return the id that advances positions only as a single token, as padding does in RoBERTa, or None."""
     padded = (part for part in modules(model) if vars(part).get("padding_idx") is not None)
     return next((part.padding_idx for part in padded if hasattr(part, "create_position_ids_from_input_ids")), None)

@@ -66,5 +66,4 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def _module(device: torch.device) -> Any:
-    """Return PyTorch's module for a kind of device, such as `torch.cuda`."""
     return getattr(torch, device.type, None)

@@ -1,9 +1,8 @@
 """Detects code that changes what a model computes, or observes its passes.
 
-With transformers' own forwards, a block of candidates has the same logits as single tokens; uag's tests check this
-class by class. Code around a forward may depend on the width of a pass, on the number of passes before it, or on the
-row of the batch, and no trial can rule that out. So this module looks for such code at every call. Layers, attention
-and experts of other packages compute each token from its position, so the trial is enough for them.
+Code around a forward may depend on the width of a pass, on the number of passes before it, or on the row of the batch,
+and no trial can rule that out. Layers, attention and experts of other packages compute each token from its position, so
+the trial is enough for them.
 """
 
 import functools
@@ -27,8 +26,7 @@ from uag.hf.inspection import modules, per_call
 _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
 """Packages whose hooks and replaced functions only move, split or normalize tensors."""
 
-_TESTED = _TRUSTED | {"peft"}
-"""Packages whose modules the tests cover."""
+_TESTED = _TRUSTED | {"peft"}  # packages whose modules the tests cover
 
 _BASE = frozenset(("torch", "transformers"))
 
@@ -38,27 +36,19 @@ _PASS_METHODS = (
     *("forward", "__call__", "_call_impl", "prepare_inputs_for_generation"),
     *("_update_model_kwargs_for_generation", "_prefill"),
 )
-"""Functions of a module that a pass calls. Other code may replace them, on a class or on an instance.
-
-PEFT's preparation, for prompt, prefix and P-tuning, prepends virtual tokens in the first pass and then expects single
-tokens.
-"""
+"""Functions of a module that a pass calls, which other code may replace. PEFT's preparation, for prompt, prefix and
+P-tuning, prepends virtual tokens in the first pass and then expects single tokens."""
 
 _INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|snapshots)[/\\]")
-"""Folders of installed packages and of kernels from the hub.
-
-Their forwards, such as Liger's, are layers of another class, which a trial can test. A forward that a user's own file
-or notebook puts into a model may be a steering vector or a recorder.
-"""
+"""Folders of installed packages and of kernels from the hub. Their forwards, such as Liger's, are layers that a trial
+can test; one that a user's own file or notebook puts into a model may be a steering vector or a recorder."""
 
 
 @per_call
 def changes(model: Any) -> str:
     """Return a description of code in a model's passes that no trial can test, or an empty string.
 
-    Detects per-module and global hooks, replaced forwards, and active function and dispatch modes.
-    Code from torch, transformers, accelerate, PEFT and uag is ignored. So are classes of other packages and forwards
-    that installed packages replaced, which `of_others` finds.
+    Code from torch, transformers, accelerate, PEFT and uag is ignored, and what `of_others` finds.
     """
     found = (name for name, _, is_layer in _replaced(model) if not is_layer)
     return _modes() or _global_hooks() or next(filter(None, map(_around, modules(model))), "") or next(found, "")
@@ -66,7 +56,7 @@ def changes(model: Any) -> str:
 
 @per_call
 def layers_of_others(model: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the functions of other packages that a trial must test, as pairs of a description and a weak reference.
+    """Return what a trial must test, as descriptions and weak references.
 
     These are forwards that installed packages replaced, and attention and experts that any other code registered.
     """
@@ -121,7 +111,6 @@ def _global_hooks() -> str:
 
 
 def _around(module: Any) -> str:
-    """Describe a hook of a module, or return an empty string."""
     known, name = vars(module), type(module).__name__
     for hook in (*known["_forward_hooks"].values(), *known["_forward_pre_hooks"].values()):
         if not _is_trusted(hook):
@@ -133,10 +122,7 @@ def _around(module: Any) -> str:
 
 @per_call
 def _replaced(model: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """Return the functions that other code put into modules and into their classes.
-
-    Each comes with a description, and with whether it is the forward of another package's layer.
-    """
+    """Return functions that others put into modules and classes, and whether each is another package's layer."""
     parts = modules(model)
     kinds = dict.fromkeys(filter(is_of_tested_package, map(type, parts)))
     of_kinds = ((name, kind, getattr(kind, name, None), _TESTED) for kind in kinds for name in _PASS_METHODS)

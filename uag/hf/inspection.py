@@ -27,8 +27,7 @@ def parameters(module: Any) -> dict[str, Any]:
     return own
 
 
-without_functions = torch._C.DisableTorchFunction
-"""A context in which this thread's function modes do not see what PyTorch runs."""
+without_functions = torch._C.DisableTorchFunction  # a context whose operations this thread's function modes do not see
 
 _lock = forks.lock()
 _evaluating: weakref.WeakKeyDictionary[Any, set[object]] = weakref.WeakKeyDictionary()
@@ -72,10 +71,7 @@ def modules(model: Any) -> list[Any]:
 
 
 def is_training(model: Any) -> bool:
-    """Whether any part of a model is in training mode, in which dropout draws and checkpointing disables the cache.
-
-    Also while `in_evaluation` runs it otherwise in another thread, since that may end first.
-    """
+    """Whether any part is in training mode, also while `in_evaluation` runs it otherwise in another thread."""
     return any(part.training or part in _evaluating for part in modules(model))
 
 

@@ -15,10 +15,7 @@ _UNBOUNDED = 1 << 30
 
 
 def tensor_parallel_group(model: Any) -> Any:
-    """Return the process group that a model's layers are split over, or None.
-
-    Its ranks run every pass together on the same input, unlike FSDP ranks (see `is_synced`).
-    """
+    """Return the process group that a model's layers are split over, whose ranks run every pass together, or None."""
     mesh = getattr(model, "_device_mesh", None)
     if mesh is None or "tp" not in (mesh.mesh_dim_names or ("tp",)):
         return None

@@ -56,13 +56,8 @@ def compile_config() -> CompileConfig:
     return config
 
 
-_MOST_GRAPHS = 64
-"""Graphs that PyTorch may keep for one function, which all models and widths share. Increase to compile more models and
-batch sizes in one process; decrease to stop compiling sooner when shapes keep changing."""
-
-WIDTHS = (1, 2, 4, 8, 16)
-"""Tokens per row of compiled passes over a static cache; narrower ones are padded. Add widths to compute less padding;
-remove some to compile fewer graphs."""
+_MOST_GRAPHS = 64  # graphs that PyTorch may keep for one function, which all models, batch sizes and widths share
+WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled passes over a static cache; narrower ones are padded
 
 
 def padded(num_tokens: int) -> int:
@@ -77,8 +72,7 @@ def run(forward: Callable[..., T], inputs: dict[str, Any], *, has_own_graph: boo
     which is slower and cannot be replayed as a CUDA graph. PyTorch's limit of 8 graphs is raised for the process, since
     it would end compiling for plain decoding too.
 
-    Returns:
-        The output, and whether a graph was compiled or a CUDA graph recorded, so that the pass's time predicts nothing.
+    Returns the output, and whether a graph was compiled or recorded, so that the pass's time predicts nothing.
     """
     if has_own_graph:
         for value in inputs.values():
@@ -121,10 +115,7 @@ def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
 
 
 def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the model's forward receives `position_ids`, and no per-row tensors besides ids, mask and positions.
-
-    Kosmos-2.5 and EXAONE 4.5 drop positions.
-    """
+    """Whether the forward gets `position_ids`, which Kosmos-2.5 and EXAONE 4.5 drop, and no unknown per-row tensors."""
     positions = model_kwargs["position_ids"]
     prepared = model.prepare_inputs_for_generation(
         torch.zeros_like(positions), next_sequence_length=1, **extend_kwargs(model_kwargs, 0, False)

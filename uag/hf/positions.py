@@ -1,7 +1,6 @@
 """Lengths at which a model's forward changes, because a pass depends on its last position.
 
-Most models compute each token from its own position, so a block has the same logits as single tokens. Some depend on
-the length of the whole pass. For these, nothing is drafted from such a length on.
+From such a length on, a block may have other logits than single tokens, so nothing is drafted.
 """
 
 import re
@@ -11,8 +10,7 @@ from typing import Any, NamedTuple
 from uag.hf.foreign_code import of_others
 from uag.hf.inspection import modules, per_call
 
-_DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")
-"""Model types that drop their cache when their rotary factors change."""
+_DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")  # when their rotary factors change
 
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
 _NO_LENGTH = re.compile(
@@ -20,17 +18,11 @@ _NO_LENGTH = re.compile(
 )
 """Names in a configuration that are lengths of a text, and those among them that are not."""
 
-_LONGEST = 1 << 24
-"""Numbers above this one stand for "no limit" in configurations."""
+_LONGEST = 1 << 24  # numbers above this one stand for "no limit" in configurations
 
 
 class Cut(NamedTuple):
-    """A length at which the forward changes.
-
-    Attributes:
-        at: the last length before the change. Padding counts, although some models do not count it.
-        why: what changes, phrased to follow "the target".
-    """
+    """A length at which the forward changes: the last one before, and why, phrased to follow "the target"."""
 
     at: int
     why: str
@@ -63,11 +55,7 @@ def _rotary(module: Any) -> Iterator[Cut]:
 
 
 def _sparse(module: Any) -> Iterator[Cut]:
-    """Attention to the keys with the highest scores (DeepSeek Sparse Attention).
-
-    Keys whose scores all heads clamp to zero are tied, and which of them `topk` selects depends on the number of keys.
-    Up to this length, every key is selected.
-    """
+    """Attention to the keys with the highest scores (DeepSeek Sparse Attention): ties depend on the number of keys."""
     at = vars(module).get("index_topk")
     if isinstance(at, int):
         yield Cut(at, f"selects its keys by rank beyond length {at}")

@@ -6,34 +6,18 @@ from typing import Any
 from transformers.generation import logits_process as known
 
 POSITION_FREE = (
-    known.TemperatureLogitsWarper,
-    known.TopKLogitsWarper,
-    known.TopPLogitsWarper,
-    known.TopHLogitsWarper,
-    known.MinPLogitsWarper,
-    known.TypicalLogitsWarper,
-    known.EpsilonLogitsWarper,
-    known.EtaLogitsWarper,
-    known.InfNanRemoveLogitsProcessor,
-    known.LogitNormalization,
-    known.SuppressTokensLogitsProcessor,
-)
+    known.TemperatureLogitsWarper, known.TopKLogitsWarper, known.TopPLogitsWarper, known.TopHLogitsWarper,
+    known.MinPLogitsWarper, known.TypicalLogitsWarper, known.EpsilonLogitsWarper, known.EtaLogitsWarper,
+    known.InfNanRemoveLogitsProcessor, known.LogitNormalization, known.SuppressTokensLogitsProcessor,
+)  # fmt: skip
 
+# The watermark seeds its own generator from the ids at every call.
 ROW_WISE = (
-    *POSITION_FREE,
-    known.RepetitionPenaltyLogitsProcessor,
-    known.NoRepeatNGramLogitsProcessor,
-    known.MinLengthLogitsProcessor,
-    known.MinNewTokensLengthLogitsProcessor,
-    known.SequenceBiasLogitsProcessor,
-    known.NoBadWordsLogitsProcessor,
-    known.ForcedBOSTokenLogitsProcessor,
-    known.ForcedEOSTokenLogitsProcessor,
-    known.ExponentialDecayLengthPenalty,
-    known.SuppressTokensAtBeginLogitsProcessor,
-    # Seeds its own generator from the ids at every call.
-    known.WatermarkLogitsProcessor,
-)
+    *POSITION_FREE, known.RepetitionPenaltyLogitsProcessor, known.NoRepeatNGramLogitsProcessor,
+    known.MinLengthLogitsProcessor, known.MinNewTokensLengthLogitsProcessor, known.SequenceBiasLogitsProcessor,
+    known.NoBadWordsLogitsProcessor, known.ForcedBOSTokenLogitsProcessor, known.ForcedEOSTokenLogitsProcessor,
+    known.ExponentialDecayLengthPenalty, known.SuppressTokensAtBeginLogitsProcessor, known.WatermarkLogitsProcessor,
+)  # fmt: skip
 
 FOLLOWED = {
     known.TemperatureLogitsWarper: ("temperature", "temperature"),

@@ -13,8 +13,7 @@ from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
 
-_MAX_COPIED = 1 << 20
-"""Elements of the largest tensor that is restored. Increase to protect more lookup tables; decrease to copy less."""
+_MAX_COPIED = 1 << 20  # elements of the largest tensor that is restored
 
 _SIGNS_OF_NO_MEMORY = ("MemoryError", "out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """Parts of errors that report that memory ran out; cuBLAS and the CPU's allocator raise plain runtime errors."""

@@ -10,12 +10,10 @@ from uag.hf.trials import once
 from uag.hf.wrapped import device_of, weight_of
 
 _MOST_ROUNDING = 1e-4
-"""Largest relative difference that is treated as rounding; raised to three times the dtype's precision if smaller.
+"""Relative difference that is treated as rounding; raised to three times the dtype's precision if smaller.
 
 A layer's output for a token alone is compared with its output in a batch, and with a linear function. Reordered sums
-differ by less; 8-bit inputs differ by more than 50 times as much. Increase to tolerate more rounding; decrease to
-detect finer quantization. In bfloat16, per-token scales are no coarser than the dtype itself.
-"""
+differ by less; 8-bit inputs differ by more than 50 times as much."""
 
 _OUTLIER = 48.7
 """Factor by which the other tokens are larger, so that a shared scale loses most of the first token's precision. It is
@@ -51,9 +49,8 @@ def _linear_modules(model: Any) -> list[Any]:
 def quantized_input(model: Any) -> str:
     """Return the kind of layer that quantizes its input more coarsely than the model's dtype, or an empty string.
 
-    With such layers, the logits of a block differ from those of single tokens. A scale shared by all tokens of a pass
-    changes with the pass. With per-token scales, differences in the last bits change the rounding (in float32, one id
-    in a hundred differs). Every layer that is not a plain `nn.Linear` is tested once per model.
+    A scale shared by all tokens of a pass changes with the pass. With per-token scales, differences in the last bits
+    change the rounding (in float32, one id in a hundred differs).
     """
     layers = [(module, type(module), type(weight_of(module))) for module in _linear_modules(model)]
     unusual = [layer for layer in layers if layer[1] is not torch.nn.Linear or layer[2] not in _PLAIN]
@@ -93,11 +90,7 @@ def _is_coarse(module: Any, model: Any) -> bool:
 
 
 def without_gradients(model: Any) -> type[torch.no_grad | torch.inference_mode]:
-    """Return the context for a model's passes: `inference_mode`, or `no_grad` for quantized and offloaded weights.
-
-    `inference_mode` is cheaper, but some quantized weights fail in it, and offloaded weights would remain inference
-    tensors.
-    """
+    """Return the context for passes: `inference_mode`, or `no_grad` for quantized and offloaded weights."""
     tensors = [*model.parameters(), *(weight_of(module) for module in _linear_modules(model))]
     is_plain = all(tensor is None or (type(tensor) in _PLAIN and tensor.device.type != "meta") for tensor in tensors)
     return torch.inference_mode if is_plain else torch.no_grad

@@ -1,7 +1,4 @@
-"""Models wrapped by LoRA, `torch.compile`, data parallelism, offloading or a replaced forward.
-
-A wrapper's signature does not show the model's inputs, and its weights do not show the device that it runs on.
-"""
+"""Models wrapped by LoRA, `torch.compile`, data parallelism, offloading or a replaced forward."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -18,8 +15,8 @@ _DATA_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParall
 def unwrapped(model: Any) -> Any:
     """Return the model inside a wrapper of `torch.compile` or data parallelism.
 
-    `OptimizedModule.generate` runs the inner model uncompiled, since growing inputs would be recompiled repeatedly.
-    Data parallelism splits a batch but not its cache. Other wrappers (LoRA) change the output, so they are kept.
+    `OptimizedModule.generate` runs the inner model, and data parallelism splits a batch but not its cache. Other
+    wrappers (LoRA) change the output.
     """
     if isinstance(model, _DATA_PARALLEL):
         return unwrapped(model.module)

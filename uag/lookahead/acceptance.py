@@ -9,17 +9,11 @@ import numpy.typing as npt
 from uag.lookahead.costs import Prices
 from uag.proposal import Proposal
 
-RowOutcome = tuple[Sequence[Proposal], int]
-"""A row's proposals from the draft model, and how many of them were accepted."""
+RowOutcome = tuple[Sequence[Proposal], int]  # a row's proposals from the draft model, and how many were accepted
 
-_TEXT_MEMORY, _PAIR_MEMORY = 16, 100
-"""Rounds that the estimates of a text and of a pair remember."""
-
-_PRIOR = 4.0
-"""Weight of earlier texts in a new one, in rounds."""
-
-_FIRST_ACCEPTANCE = 0.7
-"""Acceptance assumed before any round."""
+_TEXT_MEMORY, _PAIR_MEMORY = 16, 100  # rounds that the estimates of a text and of a pair remember
+_PRIOR = 4.0  # weight of earlier texts in a new one, in rounds
+_FIRST_ACCEPTANCE = 0.7  # acceptance assumed before any round
 
 
 @dataclass(frozen=True)
@@ -29,7 +23,6 @@ class Round:
     Attributes:
         num_candidates: candidates of the longest row; the target pass had one token more per row.
         draft_s: seconds of drafting, without reading the prompt; 0 if the draft model did not run.
-        target_s: seconds of the target pass.
         outcomes: outcomes of the rows that the draft model drafted for.
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
         is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
@@ -51,9 +44,6 @@ class AcceptanceModel:
     Rounds are stored as counts rather than seconds, so that they can be priced again when cost estimates change. A
     tally sums, per row: rounds, candidates, candidates up to the first rejected one (later ones are not verified),
     accepted candidates, and how many of those the confidences predicted. Older rounds count less.
-
-    Attributes:
-        num_accepted: accepted candidates per row since the start.
     """
 
     def __init__(self) -> None:
@@ -63,7 +53,6 @@ class AcceptanceModel:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new text."""
         self._set_text(self._pair * (_PRIOR / self._pair[0]))
 
     def _set_text(self, tally: npt.NDArray[np.float64]) -> None:

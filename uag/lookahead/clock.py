@@ -1,7 +1,4 @@
-"""Measures passes without the time in which the operating system ran other programs instead.
-
-On a busy machine, a thread often waits for a free core. Linux counts how long; elsewhere, the wall clock must do.
-"""
+"""Measures passes without the time in which a thread waited for a free core, which Linux counts."""
 
 import os
 import threading
@@ -9,8 +6,7 @@ import time
 
 from uag import forks
 
-_COUNTERS = "/proc/thread-self/schedstat"
-"""Nanoseconds that the calling thread ran, and that it waited to run."""
+_COUNTERS = "/proc/thread-self/schedstat"  # nanoseconds that the calling thread ran, and that it waited to run
 
 
 class _Counters:
@@ -23,7 +19,6 @@ class _Counters:
             self._file = -1
 
     def waited_s(self) -> float:
-        """Return the seconds for which the thread has waited to run."""
         return 1e-9 * int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0.0
 
     def __del__(self) -> None:

@@ -6,27 +6,15 @@ from itertools import combinations
 from statistics import median_low
 from typing import NamedTuple
 
-_NUM_KEPT = 12
-"""Measurements per estimate."""
+_NUM_KEPT = 12  # measurements per estimate
+_NUM_SURE = 3  # readings of prompts until they are believed where they took longer than guessed
+_PLAIN_EVERY = 16  # rounds with drafted candidates until a plain pass is measured again, at a gain of 1
+_NUM_PLAIN = 4  # plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1
 
-_NUM_SURE = 3
-"""Readings of prompts until they are believed where they took longer than guessed."""
+_SLOWED = 2.0  # a pass that took this many times as long as a later one is forgotten: something else slowed it
 
-_PLAIN_EVERY = 16
-"""Rounds with drafted candidates until a plain pass is measured again, at a gain of 1."""
-
-_NUM_PLAIN = 4
-"""Plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1."""
-
-_SLOWED = 2.0
-"""How many times as long as a later pass an earlier one must have taken to be forgotten: other programs can slow a pass
-down, but nothing can speed it up."""
-
-_TOKEN_SHARE = 0.02
-"""Assumed cost of verifying a candidate before it is measured, as a share of a plain pass."""
-
-_SHORTEST_S = 1e-9
-"""Shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0."""
+_TOKEN_SHARE = 0.02  # assumed cost of verifying a candidate before it is measured, as a share of a plain pass
+_SHORTEST_S = 1e-9  # shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0
 
 
 def lower_quartile(values: Iterable[float]) -> float:
@@ -38,8 +26,7 @@ def lower_quartile(values: Iterable[float]) -> float:
 class Line:
     """Seconds as a linear function of a number of tokens.
 
-    The slope is the Theil-Sen estimate, the median over all pairs of points: slow outliers hardly matter. The fixed
-    cost is a lower quartile, because other processes and cold caches can only make a pass slower.
+    The slope is the Theil-Sen estimate, robust to slow outliers, and the fixed cost a lower quartile.
     """
 
     def __init__(self) -> None:
@@ -73,22 +60,16 @@ class Prices(NamedTuple):
     draft_candidate_s: float
 
     def round_s(self, num_candidates: float) -> float:
-        """Return the seconds of drafting and verifying `num_candidates` candidates."""
         return self.verify_s + self.draft_s + num_candidates * (self.verify_candidate_s + self.draft_candidate_s)
 
 
 class Costs:
     """Measured passes for one number of rows.
 
-    Args:
-        is_flat: whether a target pass costs the same for any number of candidates.
-
     Attributes:
+        is_flat: whether a target pass costs the same for any number of candidates.
         size_ratio: bytes of the draft per byte of the target; predicts a draft pass before one is measured.
         plain: seconds of plain passes; most machines run them with different kernels than passes over candidates.
-        block: target passes by candidates.
-        draft: drafting by candidates.
-        reading: the draft's passes over prompts by tokens.
         num_since_plain: rounds that drafted since the last plain pass; rounds with free candidates alone do not count,
             since they cannot be avoided by not drafting.
     """
@@ -109,10 +90,7 @@ class Costs:
             self.num_since_plain = 0
 
     def is_plain_due(self, gain: float) -> bool:
-        """Return whether a plain pass should be measured.
-
-        At a high gain, a plain pass costs more and is less likely to change a decision, so the intervals are longer.
-        """
+        """Return whether a plain pass should be measured: rarely at a high gain, where it decides less."""
         return self.num_since_plain >= (_PLAIN_EVERY if self.plain else _NUM_PLAIN) * gain**2
 
     @property
@@ -123,7 +101,6 @@ class Costs:
         return min([*self.plain, *blocks], default=self.least_plain_s)
 
     def prices(self) -> Prices:
-        """Predict costs."""
         guess = self.guess(self.plain_s)
         verify = self.block.fit((0.0, guess.verify_s), guess.verify_candidate_s)
         draft = self.draft.fit((0.0, guess.draft_s), guess.draft_candidate_s)

@@ -18,23 +18,14 @@ from uag.lookahead.acceptance import AcceptanceModel, Round
 from uag.lookahead.costs import Costs
 from uag.proposal import Proposal
 
-MAX_CANDIDATES = 32
-"""Maximum number of candidates per row."""
+MAX_CANDIDATES = 32  # maximum number of candidates per row
 
-_FIRST_CANDIDATES = 4
-"""Candidates of the first round that drafts; later ones have at most as many more as were accepted so far."""
+_FIRST_CANDIDATES = 4  # candidates of the first round that drafts; later ones add those accepted so far
+_TRIAL_SHARE = 0.004  # share of plain decoding's time for trials: once at the start of a call, and as it proceeds
+_NUM_TRIALS = 3  # unsuccessful trials until their costs are believed: something else may have slowed them
 
-_TRIAL_SHARE = 0.004
-"""Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds."""
-
-_NUM_TRIALS = 3
-"""Unsuccessful trials until their costs are believed: something else may have slowed the first ones down."""
-
-_GAIN_PER_DOUBLING = 0.06
-"""Additional gain required per doubling of the rows, because a call ends with its slowest row."""
-
-_MOST_COUNTED = 256
-"""Maximum number of output tokens that a call is assumed to generate when it starts."""
+_GAIN_PER_DOUBLING = 0.06  # additional gain required per doubling of the rows, because a call ends with its slowest row
+_MOST_COUNTED = 256  # maximum number of output tokens that a call is assumed to generate when it starts
 
 
 @dataclass(eq=False)
@@ -65,15 +56,11 @@ class Lookahead:
         size_ratio: float = 0.0,
         pass_width: int | None = None,
     ) -> None:
-        """Start a call; reuse what was learned for a similar number of rows and the same mode.
+        """Start a call; reuse what was learned for a similar number of rows and the same mode, a rule of selection.
 
-        Args:
-            num_rows: rows in the batch.
-            mode: name of the selection rule, such as greedy; acceptance is learned for each.
-            num_prompt_tokens: prompt tokens of the longest row.
-            num_new_tokens: maximum number of new tokens of the longest row.
-            size_ratio: bytes of the draft's weights per byte of the target's.
-            pass_width: tokens per row of every target pass; None for as many as there are candidates.
+        Prompt tokens and the most new tokens are those of the longest row. `size_ratio` is bytes of the draft's weights
+        per byte of the target's; `pass_width` the tokens per row of every target pass, None for as many as there are
+        candidates.
         """
         self._num_unread, self._num_left, self._num_written = num_prompt_tokens, float(num_new_tokens), 0.0
         self._trial_tokens += min(self._num_left, _MOST_COUNTED)  # a trial is most useful at the start of a text
@@ -97,7 +84,6 @@ class Lookahead:
         self._price()
 
     def _price(self) -> None:
-        """Update what depends on costs and acceptance."""
         prices, acceptance = self.costs.prices(), self._acceptance
         gain = acceptance.gain(prices)
         self.prices, self._gain = prices, gain / self._required_gain
@@ -202,11 +188,8 @@ class Lookahead:
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
         """Choose the maximum number of free candidates per row; the longest row decides how wide the pass is.
 
-        Args:
-            rates_of_rows: for every active row, the predicted acceptance of each candidate, given those before it.
-
-        Returns:
-            The number and its expected output tokens per second and row; 0 if none pays off.
+        `rates_of_rows` are the predicted acceptances of each active row's candidates, given those before. Returns the
+        number and its expected output tokens per second and row; 0 if none pays off.
         """
         if not (self.costs.plain or self.costs.block.points):
             return 0, 0.0  # plain decoding is measured first
@@ -241,7 +224,6 @@ class Lookahead:
         self._price()
 
     def learn_round(self, done: Round) -> None:
-        """Learn from a round."""
         plain_s = self.costs.plain_s
         num_drafted = self._num_drafted_in(done)
         self._learn_passes(done, num_drafted)
@@ -269,7 +251,6 @@ class Lookahead:
         return num_drafted
 
     def _learn_passes(self, done: Round, num_drafted: float) -> None:
-        """Record the times of a round's passes, and the acceptance."""
         costs = self.costs
         if not done.is_special:
             costs.learn_target(done.num_candidates, done.target_s)

@@ -16,17 +16,10 @@ from uag.projection.search import BestFirst
 from uag.projection.tree import DraftRow, Feed, Node, Search
 from uag.proposal import num_equal
 
-_REENCODED_TOKENS = 4
-"""Maximum number of draft tokens before the pending text that are re-encoded with it. Increase to repair longer wrong
-splits; decrease to feed fewer tokens again."""
+_REENCODED_TOKENS = 4  # draft tokens before the pending text that are re-encoded with it
+_HEALING_LEVELS = 3  # draft tokens that a search may step back
 
-_HEALING_LEVELS = 3
-"""Maximum number of draft tokens that a search may step back. Increase to find longer alternatives; decrease to compare
-fewer."""
-
-_HEALING_SHARE = 0.02
-"""Minimum mass of the last draft token's alternatives, relative to its own, for searching them too. Increase to search
-fewer; decrease to accept more candidates after a rejected one."""
+_HEALING_SHARE = 0.02  # mass of alternatives, relative to the last draft token's, from which they are searched, too
 
 
 class Projection:
@@ -38,11 +31,9 @@ class Projection:
         self.draft = pair.draft
 
     def encoded(self, parent: Node | None, text: bytes, end: int) -> tuple[list[Node], bool]:
-        """Encode `text`, which ends at offset `end`, as draft tokens.
+        """Encode `text`, which ends at offset `end`, as draft tokens, and return whether they are exact.
 
-        Returns:
-            The tokens, and whether they are exact. If not, the draft cannot represent the text: together they stand for
-            all of it, and no search enters them.
+        If not, the draft cannot represent the text: together they stand for all of it, and no search enters them.
         """
         ids = self.draft.encode_continuation(text)
         is_exact = self.draft.join(ids) == text
@@ -121,11 +112,7 @@ class Projection:
         return root
 
     def next_target(self, row: DraftRow, scoring: Scoring) -> Search:
-        """Choose the next target token of a row, whose path (but not its text) the draft passes change.
-
-        Returns:
-            The proposal, or None if nothing can be proposed.
-        """
+        """Choose the next target token of a row, whose path (but not its text) the draft passes change, or None."""
         if scoring.may_feed:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:

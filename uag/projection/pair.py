@@ -12,21 +12,13 @@ from uag.errors import PairError
 from uag.projection.tree import IntArray
 from uag.projection.vocabulary import VocabularyMap, vocabulary_map
 
-NO_TOKEN = -1
-"""Placeholder for the first target token of a text that no target token begins."""
-
-UNKNOWN = -2
-"""Placeholder for the first target token of a draft token that has not been encoded yet."""
-
-_MAX_REMEMBERED = 200_000
-"""Number of texts whose first target token is cached."""
+NO_TOKEN = -1  # placeholder for the first target token of a text that no target token begins
+UNKNOWN = -2  # placeholder for the first target token of a draft token that has not been encoded yet
+_MAX_REMEMBERED = 200_000  # number of texts whose first target token is cached
 
 
 class Continuation(NamedTuple):
-    """A draft token whose target token is not known yet, with the text `over` after the committed text.
-
-    `is_open` is whether a longer target token may cover this text, so that another draft pass is needed.
-    """
+    """A draft token with the text `over` after the committed text; `is_open` if a longer target token may cover it."""
 
     over: bytes
     is_open: bool
@@ -72,11 +64,8 @@ class TargetReader:
     def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
         """Read one draft token in its context.
 
-        Args:
-            draft_id: the draft token.
-            over: text of the continuation so far, after the committed text.
-            pending: committed text that the continuation does not cover yet; exactly one of the two is empty.
-            last: bytes of the last committed target token.
+        `over` is the text of the continuation so far, after the committed text, and `pending` committed text that it
+        does not cover yet; exactly one of the two is empty. `last` are the bytes of the last committed target token.
         """
         text = self.maps.draft_bytes[draft_id]
         if text is None:  # a control token ends the text, which decides its first token
@@ -109,11 +98,7 @@ class TokenizerPair:
 
     @classmethod
     def of(cls, target: TokenizerAdapter, draft: TokenizerAdapter) -> Self:
-        """Return the pair of two tokenizers.
-
-        Raises:
-            PairError: they share no bytes, so the draft could not propose any target token.
-        """
+        """Return the pair of two tokenizers; raise a `PairError` if the draft could not propose any target token."""
         pair = cls(target, draft, vocabulary_map(target, draft))
         if not pair.maps.is_identity and all(pair.first_target[i] == NO_TOKEN for i in pair.maps.draft_sorted.ids):
             raise PairError(
@@ -125,5 +110,4 @@ class TokenizerPair:
 
     @cached_property
     def first_target(self) -> TargetReader:
-        """The first target token of a text, or of each draft token."""
         return TargetReader(self.target, self.maps)

@@ -17,19 +17,12 @@ from uag.projection.tree import FloatArray, IntArray
 from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Warpers
 
-LOG_SCORE_FLOOR = 1e-38
-"""Replaces a mass of zero, which has no logarithm; the smallest normal float32."""
+LOG_SCORE_FLOOR = 1e-38  # replaces a mass of zero, which has no logarithm; the smallest normal float32
+_OPEN_SHARE = 0.5  # share of an open continuation's mass that its best target token is expected to get, without noise
 
-_OPEN_SHARE = 0.5
-"""Share of an open continuation's mass that its best target token is expected to get, without noise. Increase to spend
-more draft passes on continuations that rarely win; decrease to decide with fewer passes and more errors."""
+_MOST_POWER, _LN_MOST = 1e30, math.log(1e30)  # largest power of noise; more would overflow float32
 
-_MOST_POWER, _LN_MOST = 1e30, math.log(1e30)
-"""Largest power of noise, and its logarithm. Noise near 0 at a high temperature would overflow float32; clamping such
-extreme values does not change the order of tokens."""
-
-_LEAST_NOISE = 1e-37
-"""Replaces noise of zero, which has no negative power."""
+_LEAST_NOISE = 1e-37  # replaces noise of zero, which has no negative power
 
 _LN_MEDIAN = -math.log(math.log(2.0))
 """Log of the median of the best `mass / noise`, which is `1 / E` with exponential E for any distribution."""
@@ -40,14 +33,11 @@ class Scoring:
     """Scores for one output step of one row.
 
     Attributes:
-        vocab_size: size of the target's head.
-        warpers: the options that the draft applies.
         noise: [vocab_size] float32, the noise of this step and row; None for greedy. A mass times the token's power
             `noise ** -temperature` orders tokens as `mass ** (1 / temperature) / noise` does. Powers are computed only
             for tokens that are read: for all of 150,000, they would take a millisecond.
         seen: target ids that the repetition penalty applies to.
-        uniform: the number in [0, 1) with which the draft samples its proposal, for rejection sampling; None to propose
-            the best-scored token.
+        uniform: the number in [0, 1) with which the draft samples, for rejection sampling; None for the best token.
         may_feed: whether draft passes may be requested; if not, the distributions computed so far decide.
     """
 
@@ -60,7 +50,6 @@ class Scoring:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the target samples."""
         return self.noise is not None
 
     @property
@@ -98,7 +87,6 @@ class Scoring:
 
     @cached_property
     def _least_noise(self) -> float:
-        """The noise below which powers would overflow."""
         return max(_LEAST_NOISE, float(_MOST_POWER ** (-1.0 / self.warpers.temperature)))
 
     def _power(self, noise: float) -> float:
@@ -108,9 +96,9 @@ class Scoring:
     def reach(self, over: bytes, mass: float, texts: SortedBytes, least: float = 0.0) -> float:
         """Return the score that the best target token of an open continuation is expected to reach.
 
-        An upper bound would assign the whole mass to one token, so the search would spend draft passes on continuations
-        whose mass is split over many tokens. So the tokens of the target's `texts` that are longer than the text `over`
-        are assumed to share the mass evenly. A score below `least` need not be exact.
+        The tokens of the target's `texts` that are longer than the text `over` are assumed to share the mass evenly: an
+        upper bound would spend draft passes on mass that is split over many tokens. A score below `least` need not be
+        exact.
         """
         noise = self.noise
         if noise is None:
@@ -129,12 +117,10 @@ class Scoring:
         return mass * best
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
-        """Return the score of a target token with this mass."""
         mass = self._kept_mass(target_id, mass, log_normalizer)
         return mass and mass * self.power(target_id)
 
     def _kept_mass(self, target_id: int, mass: float, log_normalizer: float) -> float:
-        """Return a mass after bans and the repetition penalty."""
         if target_id >= self.vocab_size or target_id in self.warpers.banned:
             return 0.0
         if self.warpers.repetition_penalty != 1.0 and target_id in self.seen:

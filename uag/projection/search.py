@@ -25,23 +25,11 @@ from uag.projection.shortlists import largest, likeliest
 from uag.projection.tree import DraftRow, Feed, FloatArray, IntArray, Node, Search
 from uag.proposal import Proposal
 
-_SUPPORT = 32
-"""Number of draft tokens read per distribution, the most probable (with noise: the best scored) first. Increase to find
-rarer target tokens; decrease to encode less."""
-
-_SUPPORT_WITH_NOISE = 96
-"""`_SUPPORT` with noise, which lifts rarer tokens."""
-
-_MASS_READ = 0.995
-"""Share of the mass that is read with noise, where each token is selected in proportion to its mass. Increase to accept
-more candidates; decrease to encode less."""
-
-_MAX_BRANCHES = 1
-"""Maximum number of draft passes per target token that leave the current path. Increase to propose more accurately;
-decrease to run fewer passes."""
-
-_LEAST_MASS = 1e-30
-"""Minimum mass of the root, because confidences are divided by it."""
+_SUPPORT = 32  # draft tokens read per distribution, the most probable (with noise: the best scored) first
+_SUPPORT_WITH_NOISE = 96  # `_SUPPORT` with noise, which lifts rarer tokens
+_MASS_READ = 0.995  # share of the mass that is read with noise, where each token is selected in proportion to its mass
+_MAX_BRANCHES = 1  # draft passes per target token that leave the current path
+_LEAST_MASS = 1e-30  # minimum mass of the root, because confidences are divided by it
 
 
 @dataclass(slots=True)
@@ -61,15 +49,7 @@ class Visit:
 
 
 class Tally:
-    """The closed masses of one search; `num_targets` is the size of the target's tokenizer.
-
-    Attributes:
-        is_plain: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
-        closed: maps a target token to the mass of continuations that begin with it.
-        visits: the nodes that were expanded.
-        root_mass: mass of all continuations that agree with the committed text.
-        log_normalizer: logsumexp of the logits at the root.
-    """
+    """The closed masses of one search; `num_targets` is the size of the target's tokenizer."""
 
     def __init__(self, scoring: Scoring, num_targets: int) -> None:
         self.scoring = scoring
@@ -82,7 +62,6 @@ class Tally:
         self._leading: int | None = None
 
     def add(self, target_id: int, mass: float, visit: Visit) -> None:
-        """Add mass of continuations that begin with a target token."""
         if target_id == NO_TOKEN:
             return
         total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
@@ -97,7 +76,6 @@ class Tally:
         self.root_mass = max(self.root_mass - mass, _LEAST_MASS)
 
     def decide(self) -> Proposal | None:
-        """Return the target token with the best score, or None."""
         # Scores only grow, so the token that led last has the best score.
         target_id = self._leading if self.is_plain else self.scoring.choose(self.closed, self.log_normalizer)
         if target_id is None:
@@ -209,10 +187,7 @@ class BestFirst:
     def _read_children(
         self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes, visit: Visit
     ) -> None:
-        """Read children by decreasing mass until no other can win; with noise, all that have most of the mass.
-
-        `over` is the node's text after the committed text, and `pending` the committed text after the node's.
-        """
+        """Read children by decreasing mass until no other can win; with noise, all that have most of the mass."""
         self.tally.visits.append(visit)
         order, last_text = np.argsort(-values, kind="stable"), self.row.last_target_text
         if self.scoring.is_noisy:

@@ -6,23 +6,11 @@ from uag.projection.pair import TargetReader
 from uag.projection.scoring import Scoring
 from uag.projection.tree import FloatArray, IntArray
 
-_NEGLIGIBLE = 1e-5
-"""Values below this share of the largest are not ranked. Decrease to find rarer tokens; increase to rank fewer."""
-
-_FAINT = 1e-9
-"""`_NEGLIGIBLE` where options may ban larger values."""
-
-_NUM_WEIGHED = 1024
-"""Number of most probable draft tokens among which noise selects. Increase to find rarer tokens at high temperatures
-without top-k and top-p; decrease to encode fewer."""
-
-_SHORTLIST = 128
-"""Number of ids that are scored when options act on single tokens. Increase to find rarer tokens; decrease to save
-time."""
-
-_BEST_WEIGHED = 24
-"""Number of draft tokens that are read because the noise favors them. Increase to find rarer tokens; decrease to encode
-less."""
+_NEGLIGIBLE = 1e-5  # values below this share of the largest are not ranked
+_FAINT = 1e-9  # `_NEGLIGIBLE` where options may ban larger values
+_NUM_WEIGHED = 1024  # most probable draft tokens among which noise selects
+_SHORTLIST = 128  # ids that are scored when options act on single tokens
+_BEST_WEIGHED = 24  # draft tokens that are read because the noise favors them
 
 
 def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> IntArray:
@@ -36,19 +24,13 @@ def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> In
 
 
 def likeliest(scoring: Scoring, probs: FloatArray, first_target: TargetReader, num: int) -> IntArray:
-    """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that the noise favors.
-
-    `probs` is [draft_vocab_size] float32; `first_target` has the first target token of each draft token.
-    """
+    """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that the noise favors."""
     listed = largest(probs, num)
     return _joined(listed, _favored(scoring, probs, first_target)) if scoring.is_noisy else listed
 
 
 def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
-    """Return the ids to score if the draft shares the target's ids: the most probable, and those the noise favors.
-
-    Options may ban the most probable ids, so even negligible ones are included.
-    """
+    """Return the ids to score if ids are shared, even negligible ones, since options may ban the others."""
     size = _SHORTLIST + scoring.warpers.top_k
     if probs.size <= size:
         return np.arange(probs.size, dtype=np.int64)
@@ -59,10 +41,7 @@ def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
 
 
 def _favored(scoring: Scoring, probs: FloatArray, first_target: TargetReader | IntArray) -> IntArray:
-    """Return the `_BEST_WEIGHED` draft tokens whose probabilities, times the powers of the noise, are largest.
-
-    The noise of a draft token is that of its first target token, which must be encoded.
-    """
+    """Return the likely draft tokens whose probabilities, times their target tokens' powers of noise, are largest."""
     listed = largest(probs, _NUM_WEIGHED)
     return listed[largest(probs[listed] * scoring.powers(first_target[listed]), _BEST_WEIGHED)]
 

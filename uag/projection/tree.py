@@ -20,8 +20,6 @@ class Node:
     """One draft token in the tree of continuations that were run through the draft.
 
     Attributes:
-        parent: the token before it.
-        draft_id: its id in the draft's vocabulary.
         text: the bytes it covers; empty for control tokens.
         end: offset in the row's text where its text ends.
         depth: number of draft tokens before it in the row.
@@ -69,12 +67,9 @@ Search = Generator[Feed, None, Proposal | None]
 class DraftRow:
     """One sequence from the draft's side.
 
-    Attributes:
-        text: bytes of the committed target tokens, including the current candidates.
-        path: the draft tokens that were requested, in order.
-        barrier: depth of the last token that the search never steps back from: a control token or rewritten text.
-        forced: draft tokens that must be fed before anything else.
-        last_target_text: bytes of the last committed target token.
+    `text` are the bytes of the committed target tokens, including the current candidates, and `path` the draft tokens
+    that were requested, in order. The search never steps back from depth `barrier`: a control token or rewritten text.
+    `forced` draft tokens must be fed before anything else.
     """
 
     text: bytearray = field(default_factory=bytearray)

@@ -14,15 +14,11 @@ import numpy.typing as npt
 from uag.adapters import TokenizerAdapter, map_controls
 from uag.projection.tree import IntArray
 
-_MAX_REMEMBERED = 100_000
-"""Number of texts whose neighbors are cached."""
+_MAX_REMEMBERED = 100_000  # number of texts whose neighbors are cached
 
 
 class Neighbors(NamedTuple):
-    """The tokens that are prefixes of a text or equal to it, the shortest first, and longer ones that begin with it.
-
-    The longer ones are a half-open range of positions, or None.
-    """
+    """The tokens that begin a text, the shortest first, and the range of the longer ones that it begins, or None."""
 
     starts: tuple[int, ...]
     longer: tuple[int, int] | None
@@ -30,12 +26,6 @@ class Neighbors(NamedTuple):
 
 class SortedBytes:
     """The byte strings of a vocabulary in byte order, so that a byte prefix is a range; ids without bytes are skipped.
-
-    Attributes:
-        texts: the byte strings in order.
-        ids: the id of each byte string.
-        max_length: length of the longest byte string.
-        neighbors: returns the `Neighbors` of a text; cached, since text is repetitive.
 
     >>> vocabulary = SortedBytes([b"a", b"ab", None, b"b"])
     >>> vocabulary.prefix_range(b"a")
@@ -53,7 +43,6 @@ class SortedBytes:
         self.neighbors = lru_cache(_MAX_REMEMBERED)(copy(self)._find_neighbors)  # of a copy, which makes no cycle
 
     def prefix_range(self, prefix: bytes) -> tuple[int, int]:
-        """Return the half-open range of positions whose text begins with `prefix`."""
         low = bisect_left(self.texts, prefix)
         stem = prefix.rstrip(b"\xff")
         if not stem:
@@ -84,7 +73,6 @@ class SortedBytes:
         return tuple(ids)
 
     def has_longer(self, text: bytes) -> bool:
-        """Whether a longer token begins with `text`."""
         after = bisect_right(self.texts, text)
         return after < len(self.texts) and self.texts[after].startswith(text)
 
@@ -95,10 +83,8 @@ class VocabularyMap:
 
     Attributes:
         is_identity: whether the two tokenizers are the same, so that ids need no translation.
-        target_bytes: [target_vocab_size], bytes of each target id, None for control tokens.
-        draft_bytes: [draft_vocab_size], bytes of each draft id, None for control tokens.
-        target_sorted: the target's texts in byte order.
-        draft_sorted: the draft's texts in byte order.
+        target_bytes, draft_bytes: bytes of each id, None for control tokens.
+        target_sorted, draft_sorted: these texts in byte order.
         is_closed: [draft_vocab_size] bool, whether no longer target token begins with the draft token's text, so that
             it decides the first target token of any text that it begins.
         control_to_draft: maps a target control id to the draft ids with the same meaning, which may be empty.

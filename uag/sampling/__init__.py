@@ -7,13 +7,6 @@ from uag.sampling.selector import Selector
 from uag.sampling.warpers import DraftRules
 
 __all__ = [
-    "Choice",
-    "DraftRules",
-    "Selector",
-    "draw",
-    "kept_generators",
-    "make_choice",
-    "multinomial_is_argmax",
-    "proposal_probs",
-    "row_seed",
-]
+    "Choice", "DraftRules", "Selector", "draw", "kept_generators", "make_choice", "multinomial_is_argmax",
+    "proposal_probs", "row_seed",
+]  # fmt: skip

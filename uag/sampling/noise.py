@@ -1,14 +1,11 @@
 """The sampling noise that the target and the draft share.
 
-`torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()`, so plain
-sampling is a deterministic function of its noise (the Gumbel-max trick). The noise of each output step is drawn once,
-in step order, from a copy of the generator that plain decoding would use. The target selects with it, the draft
-proposes with it, and at the end the caller's generator is advanced to its state after plain decoding. Daliri et al.
-(arXiv:2408.07978) prove that such a coupling accepts at least (1 - TV) / (1 + TV), the best possible if the output does
-not depend on the draft.
+`torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()` (the Gumbel-max
+trick). The noise of each output step is drawn once, in step order, from a copy of the generator of plain decoding. The
+target selects with it, and the draft proposes with it. Such a coupling accepts at least (1 - TV) / (1 + TV), the best
+possible if the output does not depend on the draft (Daliri et al., arXiv:2408.07978).
 
-Other threads may draw from the caller's generator at any time, so it is only ever advanced, never set back. See
-"Threads" in docs/sampling.md.
+Other threads may draw from the caller's generator at any time, so it is only ever advanced, never set back.
 """
 
 import threading
@@ -24,12 +21,9 @@ import torch
 from uag import forks
 from uag.hf.devices import default_generator
 
-_MAX_KEPT_BYTES = 1 << 28
-"""Maximum size of the noise kept for rows that lag behind; older draws are repeated from their generator state when
-needed. Increase to repeat fewer draws; decrease to save memory."""
+_MAX_KEPT_BYTES = 1 << 28  # noise kept for rows that lag behind; older draws are repeated when needed
 
-_MIN_KEPT_STEPS = 8
-"""Minimum number of steps to keep. Increase for longer blocks without repeated draws; decrease to save memory."""
+_MIN_KEPT_STEPS = 8  # steps to keep, at least, so that blocks repeat no draws
 
 _holders: "weakref.WeakValueDictionary[torch.Generator, NoiseTape]" = weakref.WeakValueDictionary()
 """The call that follows each generator, for calls that overlap in several threads; one may end without `finish`."""
@@ -47,10 +41,7 @@ forks.in_child(_forget_other_threads)
 
 
 class NoiseTape:
-    """The draws that plain sampling would make from the caller's generator, kept until every row has used them.
-
-    Plain sampling draws for all rows at every step, finished or not.
-    """
+    """The draws of plain sampling, which draws for all rows at every step, kept until every row has used them."""
 
     def __init__(self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator) -> None:
         self.batch_size = batch_size
@@ -110,7 +101,6 @@ class NoiseTape:
 
     @contextmanager
     def exposed(self, step: int) -> Iterator[None]:
-        """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
         self._move(step)
         try:
             yield

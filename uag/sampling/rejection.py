@@ -1,12 +1,8 @@
 """Standard speculative sampling, for a draft that shares the target's vocabulary (`sampling="rejection"`).
 
-Algorithm 1 of Leviathan et al. (arXiv:2211.17192; the same as Algorithm 2 of Chen et al., arXiv:2302.01318): the draft
-samples its proposals from its own distribution, a proposal x is accepted with probability
-`min(1, target(x) / draft(x))`, and after a rejection the token is drawn from the residual `max(target - draft, 0)`,
-normalized. The acceptance rate is `sum(min(target, draft))`, higher than with the shared noise of `uag.sampling.noise`.
-The output has the distribution of plain sampling, but it is a different sample, which depends on the draft.
-
-All functions take arrays and uniform numbers, so that a test can enumerate every outcome and its probability.
+Algorithm 1 of Leviathan et al. (arXiv:2211.17192; Algorithm 2 of Chen et al., arXiv:2302.01318): a proposal x is
+accepted with probability `min(1, target(x) / draft(x))`, and after a rejection the token is drawn from the residual
+`max(target - draft, 0)`, normalized. The output has the distribution of plain sampling, but depends on the draft.
 """
 
 from collections.abc import Collection
@@ -16,8 +12,7 @@ import numpy.typing as npt
 
 from uag.proposal import Warpers
 
-Probs = npt.NDArray[np.float64]
-"""[vocab_size] float64 probabilities that sum to 1."""
+Probs = npt.NDArray[np.float64]  # [vocab_size] float64 probabilities that sum to 1
 
 
 def draw(probs: Probs, uniform: float) -> int:
@@ -50,11 +45,7 @@ def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
 
 
 def verify(target_probs: Probs, draft_probs: Probs | None, candidate: int, uniforms: tuple[float, float]) -> int:
-    """Return the output token at one position.
-
-    `candidate` was drawn from `draft_probs`; None if nothing was proposed. The first of the `uniforms` decides on
-    acceptance, the second draws the token after a rejection.
-    """
+    """Return the output token at one position: `uniforms` decide on the `candidate`, and draw after a rejection."""
     if draft_probs is None:
         return draw(target_probs, uniforms[1])
     if is_accepted(float(target_probs[candidate]), float(draft_probs[candidate]), uniforms[0]):
@@ -69,19 +60,11 @@ def proposal_probs(
     seen: Collection[int] = (),
     log_normalizer: float = 0.0,
 ) -> Probs | None:
-    """Return the distribution over the target's ids that the draft samples its proposal from.
+    """Return the distribution over the target's ids that the draft samples from, or None if the options leave no token.
 
-    The closer it is to the target's, the more are accepted: the target's options are applied, in transformers' order.
-
-    Args:
-        probs: [draft_vocab_size] the draft's distribution.
-        vocab_size: size of the target's head; heads of equal tokenizers may be padded differently.
-        warpers: the options that the draft applies.
-        seen: ids that the repetition penalty applies to.
-        log_normalizer: logsumexp of the logits of `probs`; needed for the penalty.
-
-    Returns:
-        [vocab_size] float64; None if the options leave no token.
+    The closer it is to the target's, the more are accepted: the target's options are applied, in transformers' order,
+    to `probs` [draft_vocab_size]. Heads of equal tokenizers may be padded differently, so [vocab_size] float64 are
+    returned. `log_normalizer` is the logsumexp of the logits of `probs`, for the penalty of ids in `seen`.
     """
     size = min(probs.size, vocab_size)
     with np.errstate(divide="ignore"):

@@ -1,8 +1,7 @@
 """Selects tokens from the logits of a block.
 
-The caller's logits processors apply to the target. Those known to be functions of one row may be called for each row
-independently, and those that ignore the ids for many positions at once (`uag.hf.processors` lists both). All others are
-called as in plain decoding: once per output step, left to right, on whole batches in lockstep.
+Processors known to be functions of one row are called for each row, and those that ignore the ids for many positions at
+once (`uag.hf.processors` lists both). All others are called as in plain decoding, in lockstep.
 """
 
 import copy
@@ -41,9 +40,6 @@ class Selector:
             rows: index of each row in the batch.
             ids: maps (line, position) to the ids [1, length] before that position.
             candidates: each row's candidates.
-
-        Returns:
-            The selected ids of each row; a row may end after its first mismatch.
         """
         if self.is_position_free and not self.choice.is_sequential:
             return self._select_at_once(logits, steps, rows, candidates)
@@ -80,7 +76,6 @@ class Selector:
 
 
 def _of_row(processor: Any, row: int) -> Any:
-    """Return a processor of a batch, or a copy that processes one of its rows."""
     num_pads = getattr(processor, "prompt_ignore_length", None)  # of a repetition penalty, per row
     if not isinstance(num_pads, torch.Tensor):
         return processor

@@ -36,7 +36,6 @@ class DraftRules:
 
     @property
     def needs_normalizer(self) -> bool:
-        """Whether a repetition penalty needs logits in addition to probabilities."""
         return self.warpers.repetition_penalty != 1.0
 
     def at(self, length: int) -> Warpers:

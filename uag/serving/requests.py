@@ -34,8 +34,7 @@ REFUSED: dict[str, Any] = {
 """Fields that are refused, with the values that ask for nothing: alternatives are a tuple, and an object may lack keys.
 None asks for nothing everywhere."""
 
-_WITH_TOOLS: dict[str, Any] = {"tool_choice": "auto", "parallel_tool_calls": True}
-"""The same, for requests with tools."""
+_WITH_TOOLS: dict[str, Any] = {"tool_choice": "auto", "parallel_tool_calls": True}  # the same, for requests with tools
 
 _TEXT = {"text", "input_text", "output_text"}
 _SEEN = {"image_url", "input_image", "video_url"}
@@ -48,13 +47,8 @@ _DROPPED_OF_MESSAGES = ("audio", "function_call", "refusal")
 def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = "") -> str:
     """Return why a request would be answered wrongly or harm the server, in one sentence; empty if it would not.
 
-    All other invalid requests are refused by transformers or by uag.
-
-    Args:
-        data: the body.
-        path: a key of `SERVED`.
-        modality: what transformers' server takes the target for; a key of `PARTS`.
-        chat_template: the target's.
+    `modality` is what transformers' server takes the target for. Other invalid requests are refused by transformers or
+    uag.
     """
     try:
         body = json.loads(data)
@@ -93,7 +87,6 @@ def _of_messages(body: dict[str, Any], parts: set[str]) -> Iterator[str]:
 
 
 def _of_extensions(body: dict[str, Any]) -> Iterator[str]:
-    """Check the fields that transformers' server adds to OpenAI's."""
     try:
         if "chat_template" in (body.get("chat_template_kwargs") or ()):
             yield "chat_template_kwargs must not have a chat_template, which would run on the server."
@@ -142,8 +135,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 def complete(config: Any, default: Any) -> None:
     """Give the generation config of a request the meaning of OpenAI's API, where transformers' server does not.
 
-    Empty stop strings and biases are none, and a temperature samples unless the request says otherwise. `default` is
-    the model's config.
+    Empty stop strings and biases are none, and a temperature samples unless the request says otherwise.
     """
     for name in ("stop_strings", "sequence_bias"):
         setattr(config, name, getattr(config, name) or None)

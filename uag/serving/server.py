@@ -29,8 +29,7 @@ from uag.stats import Totals
 
 logger = logging.getLogger("uag")
 
-_SHUTDOWN_S = 10
-"""Seconds that running requests get after Ctrl-C to end their current pass."""
+_SHUTDOWN_S = 10  # seconds that running requests get after Ctrl-C to end their current pass
 
 _MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
 """Bounds of a body of text: bytes besides the prompt, and bytes of a character in JSON."""
@@ -65,16 +64,9 @@ class Server:
         max_prompt_tokens: longer prompts are refused; None for the target's positions.
         options: other arguments of `uag.attach`.
 
-    Attributes:
-        target: the argument.
-        url: the address of the server.
-        totals: sums over all requests, the response of `GET /v1/uag/stats`.
-
     Raises:
         ImportError: the server's packages are not installed.
         OptionError: the address cannot be used, which is found before a model is loaded.
-        LoadingError: a model or a tokenizer cannot be loaded.
-        PairError: the models cannot work together.
     """
 
     def __init__(
@@ -206,7 +198,6 @@ class Server:
         self._server.config.app.middleware("http")(refuse)
 
     def example(self) -> str:
-        """Return a shell command that sends a request."""
         body: dict[str, Any] = {"model": self.target, "max_tokens": 64}
         if getattr(self._processor, "chat_template", None):
             path, body["messages"] = "chat/completions", [{"role": "user", "content": "Tell me a story."}]

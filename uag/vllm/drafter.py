@@ -1,7 +1,6 @@
 """Draft for the requests of a serving engine, of which only the ids are known.
 
-The draft's batch has a row for each request that the last round drafted for. Wherever the engine puts a request, it
-keeps the row whose ids its own ids continue; a request without such a row gets a new one, which reads its whole text.
+Wherever the engine puts a request, it keeps the row whose ids its own ids continue; others get a new row.
 """
 
 import time
@@ -26,30 +25,19 @@ from uag.vllm.pace import Pace
 
 IdArray = npt.NDArray[np.integer[Any]]
 
-_NO_ID = (1 << 31) - 1
-"""Replaces negative ids, which no vocabulary has."""
+_NO_ID = (1 << 31) - 1  # replaces negative ids, which no vocabulary has
 
-_NUM_LAST = 8
-"""Draft tokens at the end of a prompt that are read in the batch, because healing uses their distributions."""
+_NUM_LAST = 8  # draft tokens at the end of a prompt that are read in the batch: healing uses their distributions
 
-_TOKENS_PER_CANDIDATE = 4
-"""Draft tokens that a candidate is assumed to need."""
+_TOKENS_PER_CANDIDATE = 4  # draft tokens that a candidate is assumed to need
 
 
 @dataclass
 class ServingStats:
     """Statistics since the start, over all requests.
 
-    Attributes:
-        num_rounds: calls that drafted.
-        num_paused_rounds: calls that drafted nothing because it would not have paid.
-        num_candidate_tokens: candidates proposed.
-        num_accepted_tokens: candidates that the target accepted, as seen in the next contexts.
-        num_begun: rows created.
-        num_left_out: rows that were not drafted for because the cache was too small.
-        num_draft_forwards: draft passes.
-        draft_s: seconds spent, projection included.
-        failures: number of calls that raised an error, by the error's class; each proposed nothing.
+    A paused round drafted nothing because it would not have paid; a row is left out if the cache is too small.
+    `failures` counts calls that raised an error and proposed nothing, by the error's class.
     """
 
     num_rounds: int = 0
@@ -72,7 +60,6 @@ class Request:
     proposals: list[Proposal] = field(default_factory=list)
 
     def is_continued_by(self, ids: IdArray) -> bool:
-        """Whether `ids` begin with this request's ids."""
         size = self.ids.size
         can_be = size <= ids.size and self.ids[-1] == ids[size - 1]  # cheap, for hundreds
         return bool(can_be and (self.ids == ids[:size]).all())
@@ -81,13 +68,8 @@ class Request:
 class RequestDrafter:
     """Drafts for the requests that an engine runs.
 
-    Args:
-        model, pair: the draft model and the tokenizers.
-        vocab_size: size of the target's head; ids at or above it are not proposed.
-        min_confidence, max_cached_tokens: as in `uag.vllm.Settings`.
-
-    Raises:
-        UnsupportedError: the draft cannot draft, is an encoder-decoder, or keeps states.
+    Ids at or above `vocab_size`, the size of the target's head, are not proposed; other arguments as in
+    `uag.vllm.Settings`.
     """
 
     def __init__(
@@ -131,7 +113,8 @@ class RequestDrafter:
         limit = self.pace.plan(sizes, len(running), start_s, outcomes)
         if limit:
             limits = [min(limit, n) for n in limits]
-            requests = {i: known.get(i) or self._begun(ids) for i, ids in running.items()}
+            self.stats.num_begun += len(running) - len(known)
+            requests = {i: known.get(i) or Request(self._maker.make(ids.tolist()), ids) for i, ids in running.items()}
             self._set_batch(self._fitting(requests, limits))
             self._draft(limits, proposals)
         else:
@@ -160,10 +143,6 @@ class RequestDrafter:
                 self.stats.num_accepted_tokens += num_accepted
             request.ids, request.proposals = ids, []
         return known
-
-    def _begun(self, ids: IdArray) -> Request:
-        self.stats.num_begun += 1
-        return Request(self._maker.make(ids.tolist()), ids)
 
     def _fitting(self, requests: Mapping[int, Request], limits: Sequence[int]) -> dict[int, Request]:
         """Return the requests without the longest ones, as far as the cache is too small for all."""
@@ -203,7 +182,6 @@ class RequestDrafter:
             self.model.books[0].put(place, alone)
 
     def _draft(self, limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
-        """Append candidates of the batch's requests to `proposals`."""
         steps = {}
         for place, (i, request) in enumerate(self.requests.items()):
             request.proposals = proposals[i]
@@ -216,11 +194,7 @@ class RequestDrafter:
 
 
 def open_for_requests(model: Any, num_ids: int) -> TorchPasses:
-    """Return the passes of a draft whose rows come and go.
-
-    Raises:
-        UnsupportedError: the draft cannot draft, is an encoder-decoder, or keeps states.
-    """
+    """Return the passes of a draft whose rows come and go; refuse one that cannot have such rows."""
     check_draft(model)
     reason = ""
     if model.config.is_encoder_decoder:

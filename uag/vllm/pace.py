@@ -9,9 +9,7 @@ from uag.lookahead import MAX_CANDIDATES, Lookahead, Round, RowOutcome
 class Pace:
     """Learns an engine's speed from its calls, or goes by `min_confidence` alone.
 
-    The time between two calls is taken as the engine's step. From it, the drafting time and the accepted candidates,
-    the lookahead finds the number of candidates with the most output tokens per second: many for a few requests, none
-    if drafting for all of them takes longer than it saves.
+    The time between two calls is taken as the engine's step, from which the lookahead finds the number of candidates.
     """
 
     def __init__(self, min_confidence: float | None = None) -> None:
@@ -28,11 +26,7 @@ class Pace:
     def plan(self, sizes: Sequence[int], num_requests: int, now: float, outcomes: Sequence[RowOutcome]) -> int:
         """Learn from the step that has just ended, and return the maximum number of candidates per request.
 
-        Args:
-            sizes: number of ids of each request; empty if a request cannot take candidates now.
-            num_requests: number of requests that can take candidates.
-            now: time of the engine's call, in seconds.
-            outcomes: outcomes of the last round's candidates.
+        `sizes` are the numbers of ids of each request; empty if a request cannot take candidates now.
         """
         if not self._has_clock:
             return MAX_CANDIDATES

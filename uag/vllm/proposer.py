@@ -22,13 +22,8 @@ from uag.vllm.drafter import RequestDrafter, ServingStats
 
 logger = logging.getLogger("vllm.uag")  # a child of vLLM's logger, whose handlers it uses
 
-_MAX_PAUSE = 1024
-"""Maximum number of steps without drafting after repeated errors. Increase to waste less on a lasting error; decrease
-to resume sooner after a temporary one."""
-
-_CONFIDENCE_WITHOUT_CLOCKS = 0.2
-"""`min_confidence` if ranks may not use their clocks. Decrease to draft more aggressively; increase to reduce wasted
-passes."""
+_MAX_PAUSE = 1024  # steps without drafting, at most, after repeated errors
+_CONFIDENCE_WITHOUT_CLOCKS = 0.2  # `min_confidence` if ranks may not use their clocks
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class Settings:
         device: of the draft; None for the target's.
         min_confidence: draft for a request while the probability that all its candidates are accepted is at least this;
             0 always drafts `num_speculative_tokens`. None drafts as many as pay off at the engine's measured speed.
-        max_cached_tokens: slots of the draft's cache. Increase for more or longer requests; decrease to save memory.
+        max_cached_tokens: slots of the draft's cache; more of them serve more or longer requests.
     """
 
     draft: str
@@ -56,11 +51,7 @@ class Settings:
 
     @classmethod
     def read(cls, additional_config: Any) -> Self:
-        """Read and check vLLM's `additional_config`.
-
-        Raises:
-            OptionError: the draft is missing, or a setting is unknown or invalid.
-        """
+        """Read and check vLLM's `additional_config`."""
         settings = additional_config.get("uag") if isinstance(additional_config, Mapping) else None
         if not isinstance(settings, Mapping) or not settings.get("draft"):
             raise OptionError(
@@ -87,21 +78,12 @@ class Settings:
 
 
 class Proposer:
-    """The class that vLLM's `custom_class` method calls for candidates.
-
-    Args:
-        vllm_config: vLLM's configuration; `speculative_config`, `model_config`, `parallel_config` and
-            `additional_config` are read.
-
-    Attributes:
-        stats: statistics since the start.
+    """The class that vLLM's `custom_class` method calls for candidates, with vLLM's configuration.
 
     Raises:
         OptionError: the settings are missing or invalid, or the target has no tokenizer.
         PairError: the draft's text can never become target tokens.
-        TokenizerError: no adapter supports a tokenizer.
         UnsupportedError: the target keeps states that vLLM would lose.
-        OSError: a folder or hub name has no tokenizer.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -132,13 +114,7 @@ class Proposer:
         self._num_to_skip = self._next_pause = 0
 
     def load_model(self, target_model: Any) -> None:
-        """Load the draft on the target's device, or the default one; vLLM calls this after loading the target.
-
-        Raises:
-            OptionError: PyTorch does not know the device, or the folder has no language model.
-            UnsupportedError: the draft cannot draft.
-            OSError: the folder or hub name has no model.
-        """
+        """Load the draft on the target's device, or the default one; vLLM calls this after loading the target."""
         if self._pair is None:
             return
         settings = self.settings
@@ -173,10 +149,7 @@ class Proposer:
             token_ids_cpu: [max_num_requests, max_model_len], target ids.
             slot_mappings: not used.
 
-        Returns:
-            Target ids for each entry of `sampled_token_ids`: at most `num_speculative_tokens`, below the target's
-            vocabulary size, and within `max_model_len`. An error would end vLLM's engine, so none is raised: it is
-            logged, counted in `stats.failures`, and no candidates are returned.
+        An error would end vLLM's engine, so it is logged, counted in `stats.failures`, and no candidates are returned.
         """
         drafter, sampled = self._drafter, sampled_token_ids
         nothing: list[list[int]] = [[] for _ in range(len(sampled) if isinstance(sampled, Sized) else 0)]
@@ -198,7 +171,6 @@ class Proposer:
         return candidates
 
     def _valid(self, proposals: Sequence[Proposal]) -> list[int]:
-        """Return the ids up to the first one outside the target's vocabulary."""
         ids = (int(proposal.target_id) for proposal in proposals)
         return list(takewhile(range(self.vocab_size).__contains__, ids))
 
@@ -217,7 +189,6 @@ class Proposer:
 
 
 def _target_tokenizer(model_config: Any, name: str | None) -> Any:
-    """Load the tokenizer that the settings name, or the one that vLLM uses."""
     if name is not None:
         return load_tokenizer(name)
     if not model_config.tokenizer:

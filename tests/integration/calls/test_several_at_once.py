@@ -90,8 +90,8 @@ def test_what_overlapping_calls_learn_is_separate() -> None:
     """So is what a copy learns."""
     assistant = uag.Assistant(None, memory=True)
     copied, pickled = copy.copy(assistant), pickle.loads(pickle.dumps(assistant))
-    for source, rates in assistant._sessions[0].optional.rates.items():
+    for source, rates in assistant._sessions[0].rates.items():
         before = rates[1]
         rates.learn([1], 0)
-        others = [other._sessions[0].optional.rates[source][1] for other in (copied, pickled)]
+        others = [other._sessions[0].rates[source][1] for other in (copied, pickled)]
         assert others == [before, before] != [rates[1]] * 2

@@ -80,7 +80,7 @@ def check(passes: Any, num_rows: int = 1, **options: Any) -> None:
     """Compare distributions with those of the usual passes; they must have been recorded."""
     torch.testing.assert_close(distributions(passes, num_rows, **options), usual(passes.model, num_rows, **options))
     assert passes.counts.fall_backs == []
-    assert not passes._static._graphs.is_new
+    assert not passes._static.is_new
 
 
 # With rows of different lengths, usual passes count slots, not positions, within a window.
@@ -135,7 +135,7 @@ def test_recorded_draft_is_moved() -> None:
     for device in ("cpu", DEVICE, "cpu", DEVICE):
         draft.to(device)
         torch.testing.assert_close(distributions(passes), usual(draft))
-        assert (passes._static._graphs is not None) == (device != "cpu")
+        assert bool(passes._static.kind) == (device != "cpu")
     assert passes.counts.fall_backs == []
 
 
@@ -178,14 +178,14 @@ def test_recorded_draft_whose_weights_change() -> None:
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.mul_(0.8)  # in place, as an optimizer does; the graphs read the new values
-    graphs = passes._static._graphs
+    graphs = passes._static._passes
     check(passes)
-    assert passes._static._graphs is graphs
+    assert passes._static._passes is graphs
     check(passes, num_rows=2)
     draft.to(torch.bfloat16)
     distributions(passes)
-    assert passes._static._graphs is not graphs
-    assert not passes._static._graphs.is_new
+    assert passes._static._passes is not graphs
+    assert not passes._static.is_new
 
 
 def test_recorded_drafts_in_threads() -> None:
@@ -220,7 +220,7 @@ def test_autocast_hooks_and_wrappers_are_not_recorded() -> None:
     draft.model.layers[0].register_forward_hook(lambda *_: None)
     passes = opened(draft)
     torch.testing.assert_close(distributions(passes), usual(draft))
-    assert passes._static._graphs is None
+    assert not passes._static.kind
     assert "not recorded, because it has hooks, which a graph would not call" in passes.counts.advice
     assert passes.counts.fall_backs == []
 
@@ -259,7 +259,7 @@ def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, mon
         torch.testing.assert_close(distributions(passes), usual(draft))
         assert len(passes.counts.fall_backs) == 1
         assert ("waits for the device" in passes.counts.fall_backs[0]) == is_found_before
-        assert passes._static._graphs.failure
+        assert passes._static.failure
     assert module.current_stream() == before
     draft.cpu()
     distributions(passes)
@@ -274,7 +274,7 @@ def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, mon
 
 def bake_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of slots is a number of the host, not of the device."""
-    call, run = StaticPasses.forward, StaticPasses.run
+    call, run = StaticPasses.forward, StaticPasses.run_book
     lengths: list[int] = []
 
     def running(self: Any, book: Any, inputs: Any, kept: int) -> Any:
@@ -293,7 +293,7 @@ def bake_length(monkeypatch: pytest.MonkeyPatch) -> None:
         return logits
 
     monkeypatch.setattr(StaticPasses, "forward", baked)
-    monkeypatch.setattr(StaticPasses, "run", running)
+    monkeypatch.setattr(StaticPasses, "run_book", running)
 
 
 def fill_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,19 +330,19 @@ def keep_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length is not set before a replay."""
     set_length = static.set_length
     monkeypatch.setattr(graphed, "static", SimpleNamespace(**vars(static) | {"set_length": lambda *_: None}))
-    run = recorded.Recorded.run
+    run = recorded.GraphedModel.run
 
-    def running(self: Any, inputs: Any, cache: Any, length: int) -> Any:
+    def running(self: Any, inputs: Any, length: int) -> Any:
         if not self._passes.get(tuple(tensor.shape for tensor in inputs.values())):
-            set_length(cache, length)
-        return run(self, inputs, cache, length)
+            set_length(self.cache, length)
+        return run(self, inputs, length)
 
-    monkeypatch.setattr(recorded.Recorded, "run", running)
+    monkeypatch.setattr(recorded.GraphedModel, "run", running)
 
 
 def keep_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of the replay before are used, as if they had been copied too early."""
-    run = recorded.Recorded.run
+    run = recorded.GraphedModel.run
     last: dict[Any, torch.Tensor] = {}
 
     def running(self: Any, *args: Any) -> Any:
@@ -351,7 +351,7 @@ def keep_logits(monkeypatch: pytest.MonkeyPatch) -> None:
         last[self] = logits.clone()
         return logits if is_special or before is None or before.shape != logits.shape else before, is_special
 
-    monkeypatch.setattr(recorded.Recorded, "run", running)
+    monkeypatch.setattr(recorded.GraphedModel, "run", running)
 
 
 @on_standin
@@ -442,8 +442,8 @@ def test_class_is_recorded_or_named(class_name: str) -> None:
         pytest.skip("keeps a state")
     torch.testing.assert_close(distributions(passes, first=6), usual(draft, first=6), atol=1e-4, rtol=1e-3)
     name = next(class_name.removesuffix(ending) for ending in ENDINGS if class_name.endswith(ending))
-    graphs = passes._static._graphs
-    is_recorded = graphs is not None and not (graphs.is_new or graphs.failure)
+    graphs = passes._static
+    is_recorded = bool(graphs.kind) and not (graphs.is_new or graphs.failure)
     assert is_recorded == (name not in NOT_RECORDED)
     reasons = [*passes.counts.fall_backs, passes.counts.advice] if not is_recorded else [""]
     assert NOT_RECORDED.get(name, "") in reasons[0] + reasons[-1]

@@ -24,8 +24,8 @@ from tests.support.tiny_classes import class_names
 from tests.support.walk import SharedDrafter
 from uag.decoding import ways
 from uag.errors import UnsupportedError
-from uag.hf.cache import recorded_target
-from uag.hf.cache.recorded_target import RecordedTarget
+from uag.hf.cache import recorded
+from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import graphs_of
 
 HAS_GRAPHS = DEVICE is not None and graphs_of(torch.device(DEVICE)) is not None
@@ -37,7 +37,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_i
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    recorded_target._kept.clear()
+    recorded._kept.clear()
 
 
 def on_device(name: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -66,7 +66,7 @@ def oracle(tokenizer: Any, output: Any, share: float = 0.6) -> uag.Assistant:
 
 def graphs_for(target: Any) -> Any:
     """Return the graphs that the last call left."""
-    return recorded_target._kept[target]._graphs
+    return recorded._kept[target]
 
 
 def check_equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
@@ -147,7 +147,7 @@ def test_recorded_target_in_and_out_of_inference_mode() -> None:
     target, tokenizer = on_device()
     given = prompts() | GREEDY
     expected = run(independent(tokenizer), target, given)
-    recorded_target._kept.clear()
+    recorded._kept.clear()
     for is_inference in (True, False):
         with torch.inference_mode(is_inference):
             check_equal(run(independent(tokenizer), target, given), expected)
@@ -177,7 +177,7 @@ def test_recorded_targets_in_threads() -> None:
 def test_recorded_target_is_freed_with_its_model() -> None:
     target, tokenizer = on_device()
     run(independent(tokenizer), target, prompts() | GREEDY)
-    model, passes = weakref.ref(target), weakref.ref(recorded_target._kept[target])
+    model, passes = weakref.ref(target), weakref.ref(recorded._kept[target])
     del target
     gc.collect()
     assert model() is None
@@ -189,7 +189,7 @@ def test_hooks_and_caches_of_the_caller_are_not_recorded() -> None:
     assistant = independent(tokenizer, trust_changes=True)
     given = prompts() | GREEDY
     expected = run(independent(tokenizer), target, given)
-    recorded_target._kept.clear()
+    recorded._kept.clear()
     for options in ({"cache_implementation": "static", "disable_compile": True}, {}):
         handle = target.model.layers[0].register_forward_hook(lambda *_: None)
         output, state = run(assistant, target, given | options)
@@ -197,7 +197,7 @@ def test_hooks_and_caches_of_the_caller_are_not_recorded() -> None:
         assert state == expected[1]
         assert assistant.stats.is_draft_independent
         handle.remove()
-    assert not recorded_target._kept
+    assert not recorded._kept
 
 
 def waits(logits: torch.Tensor) -> torch.Tensor:
@@ -215,9 +215,9 @@ def test_target_whose_passes_wait_is_not_recorded(
     target, tokenizer = on_device()
     given = prompts() | GREEDY
     expected = run(independent(tokenizer), target, given)
-    recorded_target._kept.clear()
-    forward = RecordedTarget._forward
-    monkeypatch.setattr(RecordedTarget, "_forward", lambda self, **inputs: change(forward(self, **inputs)))
+    recorded._kept.clear()
+    forward = RecordedTarget.forward
+    monkeypatch.setattr(RecordedTarget, "forward", lambda self, **inputs: change(forward(self, **inputs)))
     assistant = oracle(tokenizer, expected[0])
     check_equal(run(assistant, target, given), expected)
     assert any("the target's passes are not recorded: a pass waits" in reason for reason in assistant.stats.fallbacks)

@@ -16,42 +16,27 @@ END = -1
 """Follows a complete text, so that no match and no continuation crosses into another text. All ids below 0, which some
 models use for images, are stored as this one."""
 
-NUM_LAST = 64
-"""Maximum length of a match, in ids. Increase to tell similar texts apart; decrease for faster searches."""
+NUM_LAST = 64  # ids of the longest match
+_FEW = 16  # places that are compared with all last ids at once; more are first narrowed, one id at a time
 
-_FEW = 16
-"""Number of places that are compared with all last ids at once; more are first narrowed, one id at a time. Increase or
-decrease for faster searches."""
+_NUM_UNSORTED, _UNSORTED_SHARE = 16_384, 1 / 32  # ids searched without being sorted: the larger of a number and a share
 
-_NUM_UNSORTED, _UNSORTED_SHARE = 16_384, 1 / 32
-"""Ids that are searched without being sorted: this number, or this share of all if it is more. Increase to sort less
-often; decrease for faster searches."""
-
-_DROPPED_SHARE = 1 / 32
-"""Share of a full index that is dropped at once, because the rest is moved and sorted again. Increase to do so less
-often; decrease to keep more texts."""
+_DROPPED_SHARE = 1 / 32  # share of a full index that is dropped at once, because the rest is moved and sorted again
 
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 """Multipliers of the hash of a pair. Of its 64 bits the upper 32 are used, because they are mixed best."""
 
 _LOWER_BITS = (1 << 32) - 1
 
-_NO_ID = -2
-"""Stands for ids before the beginning of a text; it is not in the index, so it ends every match."""
+_NO_ID = -2  # stands for ids before the beginning of a text; it is not in the index, so it ends every match
 
-_BEFORE = np.arange(1, NUM_LAST + 2)
-"""Distances of the ids before a place that are compared with the last ids and one `_NO_ID`."""
+_BEFORE = np.arange(1, NUM_LAST + 2)  # distances of the ids before a place that are compared with `last`
 
-_FIRST = NUM_LAST + 1
-"""The first place. The ids before it are `END`, so that as many ids can be read before any place."""
+_FIRST = NUM_LAST + 1  # the first place. The ids before it are `END`, so that as many ids can be read before any place
 
 
 class KnownIds:
-    """Ids of texts in the order of `append`: at most `most`, of which the latest are kept. An id takes 12 bytes.
-
-    Attributes:
-        end: the place after the last id; a place is an index of an id.
-    """
+    """The latest `most` ids of texts in the order of `append`, 12 bytes each. A place is an index of an id."""
 
     def __init__(self, most: int = np.iinfo(np.int32).max) -> None:
         self._most = most
@@ -61,7 +46,6 @@ class KnownIds:
 
     @property
     def ids(self) -> Ids:
-        """The ids that are kept."""
         return self._ids[_FIRST : self.end]
 
     def append(self, ids: Sequence[int] | Ids) -> None:
@@ -80,14 +64,7 @@ class KnownIds:
         self.end += len(new)
 
     def find(self, last_ids: Sequence[int]) -> tuple[int, Places]:
-        """Return how many of the last ids of a text match at most, up to `NUM_LAST`, and all places after such matches.
-
-        Args:
-            last_ids: the last ids, at least `NUM_LAST` if there are so many.
-
-        Returns:
-            The number, 0 if there is no match; and the places, ascending.
-        """
+        """Return how many of the last ids of a text match at most (up to `NUM_LAST`), and the places after matches."""
         last = np.full(NUM_LAST + 1, _NO_ID)
         last[: min(len(last_ids), NUM_LAST)] = last_ids[: -NUM_LAST - 1 : -1]  # the last one first
         places = self._places_after(*last[:2].tolist())

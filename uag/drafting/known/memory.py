@@ -15,17 +15,10 @@ from uag.drafting.known.index import END, NUM_LAST, KnownIds
 from uag.errors import LoadingError, OptionError, PairError
 from uag.proposal import num_equal
 
-_MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST
-"""Minimum and maximum size. Increase the minimum to refuse memories that hold less than one text; decrease it to allow
-them. Places are numbers of 32 bits."""
+_MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST  # one text, and places of 32 bits
+_NUM_SHARED = 16  # fewest ids that show that a prompt's beginning is stored, and that are stored again
 
-_NUM_SHARED = 16
-"""Fewest ids that show that the beginning of a prompt is stored, and that are stored again before the rest. Increase to
-find the rest after longer matches; decrease to store less again."""
-
-_MAX_COMPARED = 4
-"""Maximum number of stored texts with which a prompt is compared. Increase to store less of it again; decrease to add
-texts faster."""
+_MAX_COMPARED = 4  # stored texts with which a prompt is compared
 
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
@@ -66,7 +59,6 @@ class Memory:
         self._known = KnownIds(max_tokens)
 
     def __len__(self) -> int:
-        """Return the number of stored tokens."""
         with self._lock:
             return int(np.count_nonzero(self._known.ids != END))
 
@@ -98,15 +90,7 @@ class Memory:
                 return num_known
 
     def look_up(self, last_ids: Sequence[int], num: int) -> tuple[int, list[int]]:
-        """Return how many of the last ids of a text are stored together, and what followed their latest occurrence.
-
-        Args:
-            last_ids: the last ids of the text, at least `NUM_LAST` if it has so many.
-            num: maximum number of following ids.
-
-        Returns:
-            The number, at most `NUM_LAST`, and the following ids.
-        """
+        """Return how many of a text's last `NUM_LAST` ids are stored together, and up to `num` ids that followed."""
         with self._lock:
             return self._known.look_up(last_ids, num)
 
@@ -117,11 +101,7 @@ class Memory:
             self.tokenizer = ""
 
     def bind(self, tokenizer: str) -> None:
-        """Set the tokenizer of an empty memory, or check that it is the same.
-
-        Raises:
-            PairError: the memory has ids of another tokenizer.
-        """
+        """Set the tokenizer of an empty memory; raise a `PairError` if the memory has ids of another one."""
         with self._lock:
             self.tokenizer = self.tokenizer or tokenizer
             is_same = self.tokenizer == tokenizer
@@ -166,7 +146,6 @@ class Memory:
             return {"max_tokens": self.max_tokens, "tokenizer": self.tokenizer, "ids": self._known.ids.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state of `__getstate__`, and build the index."""
         ids = state["ids"]
         if ids.dtype != np.int32 or ids.ndim != 1 or ids.min(initial=END) < END:
             raise ValueError("it has no valid ids")

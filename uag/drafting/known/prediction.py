@@ -1,8 +1,7 @@
 """Predictions: texts or ids that the caller expects as output, as a source of candidates.
 
-They are encoded once and followed as ids: the place after the longest match of the output's end is searched in them,
-and of several places, the next one. In the round after the output has left a prediction, it is also guessed to return
-after the word that it replaced.
+The place after the longest match of the output's end is searched in them, and of several, the next one. In the round
+after the output has left a prediction, it is also guessed to return after the word that it replaced.
 """
 
 import re
@@ -20,34 +19,22 @@ from uag.drafting.known.source import KnownSource, level_of
 from uag.drafting.ranked import AcceptanceRates
 from uag.errors import OptionError, PairError
 
-Expected = str | tuple[int, ...]
-"""A prediction: text, or target ids."""
+Expected = str | tuple[int, ...]  # a prediction: text, or target ids
 
-_START = [np.iinfo(np.int32).max] * 8
-"""Precedes predictions and outputs, so that their beginnings match. No vocabulary has this id. Increase the number to
-propose more of a prediction at first; decrease to lose less on wrong ones."""
+_START = [np.iinfo(np.int32).max] * 8  # precedes predictions and outputs; no vocabulary has this id
 
 _IN_WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
 """The beginning of an id that continues a word; bytes from 128 on are parts of letters in most texts."""
 
-_PIECE = 16_384
-"""Bytes of a text that are encoded at once: before the first round, and when the output nears the end of what was
-encoded."""
+_PIECE = 16_384  # bytes of a text that are encoded at once, when the output nears the end of what was encoded
 
-_NUM_UNSETTLED_BYTES = 32
-"""Bytes at the end of a piece whose ids are not used, because the text after them may change them."""
+_NUM_UNSETTLED_BYTES = 32  # bytes at the end of a piece whose ids the text after them may change
 
-_NUM_AHEAD = 128
-"""Ids after the output's place that should be encoded."""
+_NUM_AHEAD = 128  # ids after the output's place that should be encoded
 
 
 class _Text:
-    """One prediction for one row.
-
-    Attributes:
-        known: its ids so far, after `_START`.
-        place: the index of the next id, or of the id where the output left it.
-    """
+    """A prediction for a row: its ids so far, and the index of the next one, or of the one where the output left it."""
 
     def __init__(self, pieces: Iterator[Sequence[int]], adapter: TokenizerAdapter | None) -> None:
         self.known, self._pieces, self._adapter = KnownIds(), pieces, adapter
@@ -57,7 +44,6 @@ class _Text:
         self.read_on(self.place)
 
     def read_on(self, place: int) -> None:
-        """Encode more where the output nears its end."""
         if place + _NUM_AHEAD > self.known.end:
             self.known.append(next(self._pieces, ()))
 
@@ -82,18 +68,10 @@ class _Text:
 
 
 class PredictionSource(KnownSource):
-    """Candidates from the predictions for each row of one call.
+    """Candidates from the predictions for each row of one call; see `read_predictions`.
 
-    Args:
-        prediction: see `read_predictions`.
-        num_rows: number of rows of the batch.
-        vocab_size: size of the target's head.
-        find_adapter: returns the adapter of the target's tokenizer, or None; called if a prediction is text.
-        rates: see `KnownSource`.
-
-    Raises:
-        OptionError: the prediction is invalid, or has ids that the target lacks.
-        PairError: it is text, and no tokenizer is known.
+    `find_adapter` returns the adapter of the target's tokenizer, and is called if a prediction is text. Raises an
+    `OptionError` for ids that the target lacks, and a `PairError` for text without a tokenizer.
     """
 
     strategy = source = "prediction"
@@ -122,11 +100,9 @@ class PredictionSource(KnownSource):
 
     @property
     def may_propose(self) -> bool:
-        """Whether there is a prediction."""
         return any(self._predictions)
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
-        """Start new sequences; an encoder's text is no prediction."""
         super().start([_START] * len(prompts))
         self._rows = [
             _Text(known_ids(text, self._adapter, prompt), self._adapter) if text else None
@@ -134,7 +110,6 @@ class PredictionSource(KnownSource):
         ]
 
     def _look_up(self, row: int, num: int) -> tuple[int, list[int]]:
-        """Look up the likeliest guess; ties go to the longest match."""
         text = self._rows[row]
         guesses = text.guesses(self._last_ids[row]) if text else []
         if not text or not guesses:
@@ -151,11 +126,7 @@ class PredictionSource(KnownSource):
 
 
 def known_ids(text: Expected, adapter: TokenizerAdapter | None, prompt: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield target ids, or a text as the target would write it after a prompt, in pieces.
-
-    A text is encoded with the dummy spaces that the target's tokenizer adds and without what it cannot represent.
-    `adapter` may be None for ids.
-    """
+    """Yield target ids, or a text as the target would write it after a prompt, in pieces."""
     if adapter is None or isinstance(text, tuple):
         yield text  # type: ignore[misc]
         return
@@ -189,9 +160,6 @@ def read_predictions(prediction: Any, num_rows: int) -> list[Expected | None]:
             these per row, or a 2D tensor.
         num_rows: number of rows of the batch; with fewer entries than rows, each entry is repeated for consecutive
             rows, as with `num_return_sequences`.
-
-    Raises:
-        OptionError: `prediction` is anything else.
     """
     value = _normalized(prediction)
     entries = value if isinstance(value, list) else [value]

@@ -1,8 +1,4 @@
-"""Candidates from known texts: what followed the last ids of a row in their latest, longest match.
-
-Prompt lookup searches the row's own prompt and output, `MemorySource` the texts of earlier calls, and
-`uag.drafting.known.prediction` the expected output. How many ids match is the evidence for a candidate.
-"""
+"""Candidates from known texts: what followed the last ids of a row in their latest, longest match."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -14,7 +10,7 @@ from uag.drafting.ranked import AcceptanceRates, FreeSource
 
 PRIORS = (0.5, 0.1, 0.4, 0.6, 0.8, 0.93, 0.97, 0.98)
 """Initial acceptance rates of candidates before which 1, 2, 4, 8, 16, 32 or 64 ids match, or none (the first rate: a
-guess without a match). Increase to propose more before rates are learned; decrease to waste fewer candidates."""
+guess without a match)."""
 
 
 def level_of(num_matching: int) -> int:
@@ -23,18 +19,13 @@ def level_of(num_matching: int) -> int:
 
 
 class KnownSource(FreeSource):
-    """Proposes what followed the last ids of each row; subclasses look them up.
-
-    Args:
-        rates: acceptance rates by `level_of`, learned in earlier calls; None for new ones.
-    """
+    """Proposes what followed the last ids of each row, with `rates` by `level_of`; subclasses look it up."""
 
     def __init__(self, rates: AcceptanceRates | None = None) -> None:
         super().__init__(AcceptanceRates(PRIORS) if rates is None else rates)
         self._last_ids: list[list[int]] = []
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
-        """Start new sequences; an encoder's ids precede no output."""
         self._last_ids = [list(prompt[-NUM_LAST:]) for prompt in prompts]
 
     @abstractmethod
@@ -71,7 +62,6 @@ class PromptLookup(KnownSource):
         self._known[row].append(output_ids)
 
     def release(self) -> None:
-        """Drop all sequences."""
         super().release()
         self._known = []
 
@@ -86,7 +76,6 @@ class MemorySource(KnownSource):
         self._memory = memory
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Start new sequences."""
         super().start(prompts, source_ids)
         self._prompts = prompts
 
@@ -94,7 +83,6 @@ class MemorySource(KnownSource):
         return self._memory.look_up(self._last_ids[row], num)
 
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:
-        """Store the texts of a call that has succeeded."""
         for prompt, output in zip(self._prompts, outputs, strict=True):
             # Some models use ids below 0 for images; the text after the last one is stored.
             start = max((place + 1 for place, token_id in enumerate(prompt) if token_id < 0), default=0)

@@ -12,17 +12,9 @@ from uag.drafting.known.prediction import known_ids
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
 
-_CONFIDENCE = 0.9
-"""Confidence in each candidate before the lookahead has learned how many are accepted. Increase to draft more
-aggressively at first; decrease to reduce wasted candidates."""
-
-_NUM_LAST = 16
-"""Number of last output ids that influence how an answer is encoded after them. Increase to split more of the answer's
-first word as the target does; decrease to encode less."""
-
-_LONGEST_PAUSE = 64
-"""Maximum number of rounds without a call after a source returned nothing. Increase to call a slow, empty source less
-often; decrease to notice sooner that it has text again."""
+_CONFIDENCE = 0.9  # confidence in each candidate before the lookahead has learned how many are accepted
+_NUM_LAST = 16  # last output ids that influence how an answer is encoded after them
+_LONGEST_PAUSE = 64  # rounds without a call, at most, after a source returned nothing
 
 
 @dataclass
@@ -64,15 +56,10 @@ class TextDrafter(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """The number of calls of the source, and their seconds."""
         return self._counts
 
     def serving(self, adapter: TokenizerAdapter | None) -> Self:
-        """Return a copy for one assistant, since calls of several may overlap; its tokenizer is the default.
-
-        Raises:
-            PairError: no tokenizer is known.
-        """
+        """Return a copy for one assistant, whose tokenizer is the default; raise a `PairError` if none is known."""
         drafter = copy.copy(self)
         drafter._adapter = adapter if self._tokenizer is None else from_tokenizer(self._tokenizer)
         drafter._counts = Counts()
@@ -83,7 +70,6 @@ class TextDrafter(Drafter):
         return drafter
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
-        """Start new sequences; a source continues the decoder's text."""
         self._rows = [_Row(self._shown_prompt(prompt), list(prompt[-_NUM_LAST:])) for prompt in prompts]
 
     def _shown_prompt(self, ids: Sequence[int]) -> bytes:
@@ -98,7 +84,6 @@ class TextDrafter(Drafter):
         return b"".join(adapter.join([i]) or names.get(i, "").encode() for i in ids)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return candidates from the source's last or new answers."""
         return [self._drafted(row, limit, ask) for row, limit in enumerate(ask.limits)]
 
     def _drafted(self, row: int, limit: int, ask: Ask) -> list[Proposal]:
@@ -133,7 +118,6 @@ class TextDrafter(Drafter):
         return next(known_ids(answer or "", self._adapter, row.last_ids), ())
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
-        """Update a row with the target's output."""
         state = self._rows[row]
         has_followed = list(state.answer[: len(output_ids)]) == list(output_ids)
         state.answer = state.answer[len(output_ids) :] if has_followed else ()
@@ -141,5 +125,4 @@ class TextDrafter(Drafter):
         state.last_ids = [*state.last_ids, *output_ids][-_NUM_LAST:]
 
     def release(self) -> None:
-        """Drop all sequences."""
         self._rows = []

@@ -13,9 +13,7 @@ from uag.kernels import Cache, Decoder
 from uag.lookahead import clock
 from uag.projection import Feed, HasPath, Node
 
-KEPT_POSITIONS = 8
-"""Number of last tokens of a row and of a pass whose distributions are kept. Increase so that healing can look back
-further; decrease to save memory, since each is as wide as the vocabulary."""
+KEPT_POSITIONS = 8  # last tokens of a row and of a pass whose distributions are kept, for healing
 
 
 class PassError(UagError, RuntimeError):
@@ -26,10 +24,8 @@ class Passes(ABC):
     """Draft passes for a set of rows, with exact rollback.
 
     Args:
-        name: the model's name, for messages.
         counts: counts that contain the model's size and to which passes are added.
         vocab_size: size of the model's head.
-        max_positions: maximum positions of a row.
         num_ids: size of the model's tokenizer, which the head's may exceed or, rarely, fall short of; None for the
             head's.
 
@@ -53,10 +49,7 @@ class Passes(ABC):
         self._num_ids = vocab_size if num_ids is None else num_ids
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Drop all sequences and start with `rows`; nothing is fed yet.
-
-        Encoder-decoders need `encoder_ids`, the draft ids of each row's source text.
-        """
+        """Drop all sequences and start with `rows`; `encoder_ids` are the draft ids of each row's source text."""
         if self.failure:
             self.counts.fall_backs.remove(self.failure)
             self.failure = ""
@@ -76,9 +69,7 @@ class Passes(ABC):
         """Run one pass over several rows, with at most one request for each.
 
         Each row's path is cut to `keep` tokens and extended by `nodes`. This sets `probs` of the last few `nodes`.
-
-        Raises:
-            PassError: the pass failed for any reason; nothing can be drafted before the next `start`.
+        After a PassError, nothing can be drafted before the next `start`.
         """
         with self.counted(reads_prompt=any(not request.keep for _, request in requests)):
             nodes = {row: self._missing(row, request.keep) + request.nodes for row, request in requests}
@@ -135,10 +126,7 @@ class Passes(ABC):
         self._set_distributions(logits, zip(kept, range(len(kept)), strict=True))
 
     def _set_distributions(self, logits: torch.Tensor, places: Iterable[tuple[Node, int]]) -> bool:
-        """Set the distributions of nodes, each with its token's index in `logits` [num_tokens, vocab_size].
-
-        Returns whether any logits were NaN.
-        """
+        """Set the distributions of nodes, by indices in `logits` [num_tokens, vocab_size]; return if any is NaN."""
         logits = logits[:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
         has_overflowed = bool(np.isnan(probs[:, 0]).any())

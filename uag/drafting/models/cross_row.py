@@ -9,10 +9,7 @@ from uag.projection import DraftRow, Node, Projection, Scoring, Search, forget_b
 
 
 class CrossRow(DraftRow):
-    """A row whose draft has a different tokenizer.
-
-    `prompt_ids` are the target's, without padding; `prefix_ids` the draft's at the start of every sequence (BOS).
-    """
+    """A row whose draft has a different tokenizer; `prefix_ids` are the draft's at every start (BOS)."""
 
     def __init__(self, projection: Projection, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> None:
         super().__init__()

@@ -17,17 +17,10 @@ from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft
 from uag.hf.cache.states import MAX_COPIES, Copies
 from uag.projection import Node
 
-_MIN_COPIES = 3
-"""Minimum copies of a row's states. Increase to run fewer tokens again after rollbacks in very large batches; decrease
-to support more rows."""
+_MIN_COPIES = 3  # copies of a row's states, at least; more of them leave room for fewer rows
+_FIRST_CELLS = 1024  # tokens of the smallest cache; a new one takes 20 ms, and the text is read again
 
-_FIRST_CELLS = 1024
-"""Minimum number of tokens of a cache. Increase to create caches less often (20 ms each, and the text is read again);
-decrease to use less memory."""
-
-_MOST_KEPT_CELLS = 4096
-"""Maximum number of tokens of a cache that is kept for the next call. Increase to create caches less often; decrease to
-use less memory (at 4096 tokens, 90 MB for a model of 135 million weights)."""
+_MOST_KEPT_CELLS = 4096  # tokens of the largest cache kept for the next call: 90 MB for 135 million weights
 
 
 class GgufPasses(Passes):
@@ -124,7 +117,6 @@ class GgufPasses(Passes):
         self._spare += sequences
 
     def _decode(self, cells: Cells, nodes: Mapping[int, list[Node]], *, is_wanted: bool = False) -> None:
-        """Append tokens to rows, and set their distributions if they are wanted."""
         tokens = [(row, node) for row, of_row in nodes.items() for node in of_row]
         for start in range(0, len(tokens), NUM_BATCH):
             batch = tokens[start : start + NUM_BATCH]
@@ -141,7 +133,6 @@ class GgufPasses(Passes):
             self._lengths[row] += len(of_row)
 
     def _new_cells(self, num_tokens: int) -> Cells:
-        """Return an empty cache with twice the capacity for `num_tokens`."""
         rows = len(self.rows)
         most = MOST_SEQUENCES // (1 + _MIN_COPIES if self._weights.has_states else 1)
         if rows > most:

@@ -18,8 +18,7 @@ from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.projection import Feed, Scoring, TokenizerPair
 from uag.proposal import Proposal
 
-Steps = Generator[Feed, None, None]
-"""A row's drafting in one round: yields the draft passes that it needs."""
+Steps = Generator[Feed, None, None]  # a row's drafting in one round: yields the draft passes that it needs
 
 
 def draft_steps(
@@ -30,15 +29,9 @@ def draft_steps(
     go_on: Callable[[Sequence[Proposal]], bool],
     stop_ids: Collection[int],
 ) -> Steps:
-    """Draft candidates of one row.
+    """Draft candidates of one row: append at most `limit` to `proposals`, and commit each to the row.
 
-    Args:
-        row: the sequence; each proposal is committed to it.
-        limit: maximum number of candidates.
-        proposals: list to append to.
-        scoring: returns how to score the candidate at a position.
-        go_on: returns whether another candidate is worth its cost.
-        stop_ids: target ids after which nothing is drafted.
+    `scoring` returns how to score the candidate at a position, and `go_on` whether another one is worth its cost.
     """
     is_last = False
     while len(proposals) < limit:
@@ -59,11 +52,7 @@ def draft_steps(
 
 
 def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
-    """Run the drafting of several rows to completion, in batched passes.
-
-    Raises:
-        PassError: the draft failed within a pass.
-    """
+    """Run the drafting of several rows to completion, in batched passes."""
     waiting = dict(steps)
     while waiting:
         wave = []
@@ -78,17 +67,7 @@ def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
 
 
 class ModelDrafter(Drafter):
-    """Candidates from a draft model; the draft passes of all rows are batched.
-
-    Args:
-        model: the draft model; `check_draft` accepts it.
-        pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
-        compile_draft: see `StaticPasses`.
-        draft_weights: the form of the draft's weights; see `DecoderPasses`.
-
-    Raises:
-        UnsupportedError: the model cannot be compiled.
-    """
+    """Candidates from a draft model, in batched passes; without `pair`, the models are assumed to share their ids."""
 
     source = "draft model"
     has_free = False
@@ -105,11 +84,9 @@ class ModelDrafter(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """The draft model's counts so far."""
         return self.model.counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Start new sequences; no pass runs before the first proposal."""
         self._rows = [self._maker.make(prompt) for prompt in prompts]
         self.model.start(self._rows, self._encoder_ids(source_ids))
         self._fit_contexts()
@@ -122,7 +99,6 @@ class ModelDrafter(Drafter):
 
     @np.errstate(all="ignore")  # probabilities may underflow, also where the caller makes that an error
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return as many proposals as are expected to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
         limits = ask.limits
         if self.model.failure or not any(limits):
@@ -138,16 +114,13 @@ class ModelDrafter(Drafter):
         return proposals
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Update a row with the target's output."""
         if not self.model.failure:
             self._rows[row].accept(num_accepted, output_ids)
 
     def release(self) -> None:
-        """Drop all sequences."""
         self._rows = []
         self.model.release()
 
     def _fit_contexts(self) -> None:
-        """Shorten contexts that would exceed the draft's positions."""
         for row in self._rows:
             fit_context(row, self.model.max_positions)

@@ -19,11 +19,7 @@ from uag.hf import models
 def open_passes(
     draft: Any, num_ids: int | None = None, *, compile_draft: bool = False, weights: str = "int8"
 ) -> Passes:
-    """Return the `Passes` of a draft that `check_draft` accepts, compiled with `torch.compile` on request.
-
-    Raises:
-        UnsupportedError: the draft cannot be compiled.
-    """
+    """Return the `Passes` of a draft that `check_draft` accepts, or refuse to compile it."""
     if not isinstance(draft, GgufDraft):
         is_static = compile_draft or not models.state_layers(draft)
         if compile_draft:
@@ -54,11 +50,7 @@ def head_size(model: Any) -> int:
 
 
 def tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None; never download.
-
-    Raises:
-        TokenizerError: a GGUF file has no supported tokenizer.
-    """
+    """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None; never download."""
     if isinstance(model, GgufDraft):
         return model.tokenizer
     name = getattr(model, "name_or_path", None) or getattr(model.config, "name_or_path", None)
@@ -76,8 +68,7 @@ def _load(name: str) -> Any:
 def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerAdapter:
     """Return the adapter of a draft's tokenizer; the target's if the draft is a GGUF file with the same ids.
 
-    The fingerprints of a GGUF tokenizer and a Hugging Face one always differ. They share their ids if no id has
-    different bytes in the two. Control tokens have no bytes, and llama.cpp has more of them, such as "</s>".
+    They share their ids if no id has different bytes in the two. Control tokens have no bytes, and llama.cpp has more.
     """
     if isinstance(draft, GgufDraft):
         both = zip(target.token_bytes, draft_tokenizer.token_bytes, strict=False)

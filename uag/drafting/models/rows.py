@@ -11,9 +11,7 @@ from uag.projection import Feed, Node, Projection, Scoring, Search, TokenizerPai
 from uag.proposal import Proposal
 from uag.sampling import draw, proposal_probs
 
-_POSITION_MARGIN = 64
-"""Positions of the draft's context that are reserved for one round. Increase so that long rounds are not cut short;
-decrease to keep more context."""
+_POSITION_MARGIN = 64  # positions of the draft's context that are reserved for one round
 
 
 class SharedRow:
@@ -94,10 +92,7 @@ Row = CrossRow | SharedRow
 
 
 class RowMaker:
-    """Creates a pair's rows: cross-tokenizer rows, or rows of shared ids if the tokenizers are equal.
-
-    `pair` is None if neither tokenizer is known and the models are assumed to share their ids.
-    """
+    """Creates the rows of a pair: cross-tokenizer rows, or rows of shared ids, also without a pair."""
 
     def __init__(self, model: Any, pair: TokenizerPair | None) -> None:
         self.projection = None if pair is None or pair.maps.is_identity else Projection(pair)
@@ -119,10 +114,7 @@ class RowMaker:
 
 
 def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
-    """Return the draft ids that every sequence of the draft starts with.
-
-    A causal draft starts with the tokens that its tokenizer adds, usually BOS.
-    """
+    """Return the draft ids that every sequence of the draft starts with; usually BOS."""
     if is_encoder_decoder(model):
         config = model.generation_config
         start = config.decoder_start_token_id

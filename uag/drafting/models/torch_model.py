@@ -1,11 +1,7 @@
 """Draft passes in PyTorch: rows of different lengths in one cache, exact rollback.
 
-Attention forgets a rejected token when its keys are cut or masked, but a state (Mamba, LFM2, Qwen3.5, Granite 4) sums
-over all tokens. So the rows of a model with states each have their own cache and passes, and the states are copied
-before each pass. After a rollback to a copy, the next pass runs the tokens behind it again.
-
-Nothing stays changed in the model after a call, except tensors that were created in inference mode. Each assistant has
-its own cache, so several assistants can share one draft model.
+A state (Mamba, LFM2, Qwen3.5, Granite 4) sums over all tokens. So the rows of a model with states each have their own
+cache and passes, and the states are copied before each pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +25,7 @@ from uag.projection import Node
 
 
 class TorchPasses(Passes):
-    """Runs draft passes of a transformers model; see `Passes`.
-
-    Args:
-        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source; `check_draft` accepts it.
-        num_ids: see `Passes`.
-        is_static: whether narrow passes are recorded where `StaticPasses` can do so.
-        is_compiled: whether they are compiled instead.
-
-    Raises:
-        UnsupportedError: the model is to be compiled and cannot use a static cache.
-    """
+    """Runs passes of a transformers model; with `is_static`, narrow ones are recorded or compiled (`StaticPasses`)."""
 
     def __init__(
         self, model: Any, num_ids: int | None = None, *, is_static: bool = False, is_compiled: bool = False
@@ -65,7 +51,6 @@ class TorchPasses(Passes):
         self._encoder: dict[str, Any] = {}
 
     def _begin(self, encoder_ids: Sequence[Sequence[int]]) -> None:
-        """Create the cache, and look for layers again, since the model's modules may have changed."""
         self.device = wrapped.device_of(self.model)  # it may have been moved since the last call
         self._encoder_ids, self._encoder = encoder_ids, {}
         self._evaluating = partial(in_evaluation, self.model) if is_training(self.model) else nullcontext
@@ -132,7 +117,7 @@ class TorchPasses(Passes):
                 book.wipe()
             book.append(counts)
             if self._static is not None and self._static.kind:
-                logits = self._static.run(book, inputs, kept)[:, -kept:]
+                logits = self._static.run_book(book, inputs, kept)[:, -kept:]
             else:
                 ids, positions = torch.from_numpy(inputs).to(self.device)
                 mask = torch.from_numpy(book.mask()).to(self.device) if len(book.slots) > 1 else None
@@ -145,7 +130,6 @@ class TorchPasses(Passes):
         book.is_spoiled = self._set_distributions(logits.flatten(0, 1), places)
 
     def _call_model(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, kept: int, cache: Any) -> torch.Tensor:
-        """Run the model's own forward."""
         if self.is_encoder_decoder and not self._encoder:
             self._encoder = self._encoded()
         prefix = "decoder_" if self.is_encoder_decoder else ""
@@ -161,7 +145,6 @@ class TorchPasses(Passes):
         return logits
 
     def _encoded(self) -> dict[str, Any]:
-        """Run the encoder on the rows' source texts."""
         width = max(1, *(len(ids) for ids in self._encoder_ids))
         ids, mask = torch.zeros((2, len(self._encoder_ids), width), dtype=torch.long)
         for row, source in enumerate(self._encoder_ids):

@@ -1,7 +1,4 @@
-"""Trials of a draft: whether it can draft at all, and whether it can go back to a copied state.
-
-Some models cannot process text without an image or audio, and only a pass shows which inputs a wrapper forwards.
-"""
+"""Trials of a draft: whether it can draft at all, and whether it can go back to a copied state."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,18 +15,12 @@ from uag.hf.inspection import in_evaluation
 from uag.hf.trials import once
 
 _MAX_DIFFERENCE = 0.05
-"""Maximum difference between a token's logits after a state and after its copy, relative to the effect of another
-context. Increase to tolerate more rounding (half precision needs some); decrease to detect models that ignore part of
-the state."""
+"""Difference between a token's logits after a state and after its copy, relative to the effect of another context, that
+is treated as rounding."""
 
 
 def check_draft(model: Any) -> None:
-    """Refuse a model, or a GGUF file, that cannot draft.
-
-    Raises:
-        UnsupportedError: it has no LM head, takes no cache, has a cache or states that cannot be rewound, is split over
-            ranks, or requires inputs other than text.
-    """
+    """Refuse a model, or a GGUF file, that cannot draft, with an `UnsupportedError`."""
     if isinstance(model, GgufDraft):
         model.check()
     elif reason := next(filter(None, _refusals(model)), ""):
@@ -37,7 +28,6 @@ def check_draft(model: Any) -> None:
 
 
 def _refusals(model: Any) -> Iterator[str]:
-    """Yield why a model cannot draft, and what to do instead; empty if it passes a check."""
     if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
         yield (
             "has no language-model head, so it cannot propose tokens. Load it with AutoModelForCausalLM (or "

@@ -10,25 +10,18 @@ import torch
 from uag.hf.cache import caches
 from uag.hf.cache.states import Copies, States, has_state
 
-_MOST_GAPS = 16
-"""Slots between a row's tokens that are left there. Increase to move keys and values less often; decrease to attend to
-fewer unused slots."""
+_MOST_GAPS = 16  # slots between a row's tokens that are left there, instead of moving keys and values
 
 
 class Book:
     """Rows of different lengths in one cache.
 
     A pass appends its tokens behind all slots that are in use, aligned on the right. So what a shorter row repeats, and
-    tokens that were cut, leave gaps between a row's tokens, which `mask` hides from it.
-
-    Args:
-        new_cache: returns an empty cache.
-        num_rows: number of rows.
-        has_states: whether the cache has layers with states. They sum over all tokens, padding included, so the cache
-            has one row. A cut returns to the nearest length at which they were saved.
+    tokens that were cut, leave gaps between a row's tokens, which `mask` hides from it. States sum over all tokens,
+    padding included, so a cache with states has one row, and a cut returns to the nearest length at which they were
+    saved.
 
     Attributes:
-        cache: the cache.
         slots: for each row, the slots of its tokens, ascending.
         num_slots: number of slots in use.
         is_spoiled: whether the last pass had NaN among its logits.

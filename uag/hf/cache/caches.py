@@ -1,7 +1,4 @@
-"""Inspects caches, and moves, cuts and rolls back their slots.
-
-Keys and values are always [rows, heads, slots, head_dim].
-"""
+"""Inspects caches, and moves, cuts and rolls back their slots. Keys and values are [rows, heads, slots, head_dim]."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,8 +26,7 @@ CACHE = generation_utils.ALL_CACHE_NAMES[0]
 CACHE_INPUTS = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params")))
 """Names under which models, of this release or older ones, take a cache of transformers' own classes."""
 
-CACHE_NAMES = tuple(generation_utils.ALL_CACHE_NAMES)
-"""Names of a cache among the arguments that `generate` prepares."""
+CACHE_NAMES = tuple(generation_utils.ALL_CACHE_NAMES)  # names of a cache among the arguments that `generate` prepares
 
 
 def cache_in(kwargs: dict[str, Any]) -> Any:
@@ -163,10 +159,7 @@ def record_past(cache: Any, *, is_on: bool = True) -> None:
 
 
 def crop(cache: Any, num_tokens: int) -> None:
-    """Drop the last `num_tokens` positions; with 0, recording layers only shrink to what they need.
-
-    Recurrent states are not changed; restore them from `copy_states`.
-    """
+    """Drop the last `num_tokens` positions, except of recurrent states; with 0, recording layers only shrink."""
     layers = _layers(cache)
     if not num_tokens and not any(vars(layer).get("record_past") for layer in layers):
         return
@@ -182,15 +175,13 @@ def crop(cache: Any, num_tokens: int) -> None:
     cache.crop(-num_tokens)
 
 
-_SPARE_SLOTS = 16
-"""Spare slots after `take_slots`. Increase to copy less often; decrease to use less memory."""
+_SPARE_SLOTS = 16  # spare slots after `take_slots`
 
 
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
     """Select slots of each layer: `index` [rows, num_kept] int64 is the old slot of each kept one.
 
-    Copies whole slots at once, whereas `gather` would index every element separately. A static layer keeps its tensors,
-    and its other slots keep their content.
+    Copies whole slots at once, unlike `gather`. A static layer keeps its tensors, and its other slots their content.
     """
     spare = index.new_zeros((index.shape[0], _SPARE_SLOTS))  # overwritten later
     with_spare = torch.cat([index, spare], dim=1)
@@ -231,10 +222,7 @@ def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
 
 
 def cut_slots(cache: Any, first: int, end: int | None = None) -> None:
-    """Keep the slots from `first` up to `end` (exclusive), or to the last slot if it is None.
-
-    Static layers keep theirs: the mask hides them, and the next pass overwrites them.
-    """
+    """Keep the slots from `first` up to `end` (None: the last); static layers keep theirs, which the mask hides."""
     for layer in self_attention_layers(cache):
         if isinstance(layer, StaticLayer):
             continue

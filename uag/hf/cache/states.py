@@ -1,8 +1,7 @@
 """Cache layers that keep a state instead of positions: convolutions over the last few tokens, linear attention.
 
-The inputs of a convolution can be recorded and cropped like keys and values. A recurrent state sums over all tokens and
-cannot be cropped, so it is restored from an earlier copy. Copies are small (they have no time axis), and the accepted
-tokens after a copy are recomputed together with the next candidates.
+The inputs of a convolution can be recorded and cropped like keys. A recurrent state is restored from an earlier copy,
+and the accepted tokens after it are recomputed together with the next candidates.
 """
 
 from typing import Any, Generic, TypeVar
@@ -61,18 +60,13 @@ class States:
             current.update(copied)
 
 
-MAX_COPIES = 16
-"""Maximum copies of states per row. Increase to run fewer tokens again after a rollback; decrease to save memory."""
+MAX_COPIES = 16  # copies of states per row; with more, fewer tokens run again after a rollback
 
 Copy = TypeVar("Copy")
 
 
 class Copies(Generic[Copy]):
-    """At most `max_copies` (3 or more) copies of a row's states. The older the copies, the wider apart.
-
-    Attributes:
-        by_length: the copies by number of tokens, ascending.
-    """
+    """At most `max_copies` (3 or more) copies of a row's states, by length. The older the copies, the wider apart."""
 
     def __init__(self, max_copies: int = MAX_COPIES) -> None:
         self.by_length: dict[int, Copy] = {}

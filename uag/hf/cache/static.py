@@ -63,8 +63,8 @@ def max_width(cache: Any) -> int:
 def constant_lengths(cache: Any) -> Iterator[None]:
     """Replace the lengths of windows, which are Python integers, by constants during a compiled pass.
 
-    As inputs of the graph, they would change in every pass, and a CUDA graph is recorded for each value of an integer.
-    A pass only compares them with the size of the window, and no compiled pass fills a window (`Limits.budget`).
+    A CUDA graph would be recorded for each value. A pass only compares them with the size of the window, and no
+    compiled pass fills a window (`Limits.budget`).
     """
     changes = []
     for layer in cache.layers:
@@ -93,10 +93,7 @@ def copy_windows(cache: Any, width: int) -> Windows:
 
 
 def crop(cache: Any, num_tokens: int, windows: Windows, width: int) -> None:
-    """Drop the last `num_tokens` of the `width` tokens per row that the last pass appended.
-
-    `windows` are the copies from before the pass; there are none for the pass over the prompt.
-    """
+    """Drop the last `num_tokens` of the `width` tokens of the last pass; `windows` are copies from before it."""
     if not num_tokens:
         return
     lengths = []
@@ -112,7 +109,6 @@ def crop(cache: Any, num_tokens: int, windows: Windows, width: int) -> None:
 
 
 def _restore(layer: Any, length: int, keys: torch.Tensor, values: torch.Tensor, width: int, num_kept: int) -> None:
-    """Restore a layer from its copy, with the first `num_kept` of the `width` tokens of the pass."""
     size = layer.max_cache_len
     for tensor, before in ((layer.keys, keys), (layer.values, values)):
         new = tensor[:, :, size - width :][:, :, :num_kept]
