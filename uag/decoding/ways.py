@@ -1,9 +1,9 @@
 """The ways to run a target's passes, best first, and the choice among them. Each is tried once per model.
 
-With uag's kernels, a token's bits do not depend on the candidates around it. The fastest pass is one call of them.
-Passes that a device records as graphs have one fixed width, over a cache of one fixed length: every pass after the prompt
-has the same shape, with candidates or with padding, so a token's logits depend only on the tokens before it, if the
-kernels of the device compute a token in the same way in every row of a pass. With PyTorch's operations otherwise,
+With uag's kernels, a token's bits do not depend on the candidates around it; the fastest pass is one call of them.
+Passes that a device records as graphs have one fixed width, over a cache of one fixed length. So every pass after the
+prompt has the same shape, with candidates or with padding, and a token's logits depend only on the tokens before it, if
+the kernels of the device compute a token in the same way in every row of a pass. With PyTorch's operations otherwise,
 candidates may change how logits round.
 """
 
