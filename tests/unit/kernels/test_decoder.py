@@ -69,7 +69,7 @@ def by_codes(x: Floats, weight: Floats, form: str) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("values", VALUES)
 def test_products_over_codes_equal_those_of_numpy(shape: tuple[int, int], values: str, form: str, level: int) -> None:
-    for dtype in DTYPES:
+    for dtype in DTYPES if values == "usual" else DTYPES[:1]:
         weight = (VALUES[values] * noise(*shape)).to(dtype)
         weight[0] = 0  # codes of one output that are all zeros
         weight[-1, 0] += VALUES[values] * 8  # an outlier
@@ -121,7 +121,7 @@ def test_logits_depend_neither_on_the_block_nor_on_the_threads(name: str, form: 
 
 @every_level
 @pytest.mark.parametrize("form", ["int8", "int4", "model"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_logits_depend_neither_on_other_sequences_nor_on_what_was_cut(
     form: str, level: int, data: st.DataObject
