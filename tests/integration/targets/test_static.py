@@ -94,7 +94,7 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
         addresses.add(tuple(tensor.data_ptr() for tensor in kept))
         return result
 
-    given |= options | compiled(backend)
+    given |= options | {"max_new_tokens": 14} | compiled(backend)
     with monkeypatch.context() as patch:
         patch.setattr(trial, "run", lambda *_, **__: trial.Trial())  # its cache is smaller
         patch.setattr(passes, "run", recorded)
