@@ -356,8 +356,7 @@ def test_each_fault_of_a_drafter_is_named(make: Callable[[], Drafter], message: 
         check(make())
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("draws", [False, True])
+@covering("method, draws", METHODS, (False, True), strength=1)
 def test_global_generators_are_left_alone(method: str, draws: bool) -> None:
     for seed in (0, 11):
         with pytest.raises(DrafterError, match=f"{method} seeds the default generator"):

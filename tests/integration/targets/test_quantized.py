@@ -104,7 +104,12 @@ def quantized_embeddings(model: Any) -> Any:
 
 
 @covering(
-    "num_rows, options, shares, quantized", (1, 3), (GREEDY, SAMPLED), (False, True), (dynamic, quantized_embeddings)
+    "num_rows, options, shares, quantized",
+    (1, 3),
+    (GREEDY, SAMPLED),
+    (False, True),
+    (dynamic, quantized_embeddings),
+    strength=1,
 )
 def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quantized: Callable[[Any], Any]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
@@ -118,4 +123,4 @@ def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quanti
         assistant = uag.Assistant(quantized(like), num_candidate_tokens=4)
     else:
         assistant = uag.Assistant(quantized(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert_drafted(compare(target, inputs | options, assistant))
+    assert_drafted(compare(target, inputs | options | {"max_new_tokens": 14}, assistant))

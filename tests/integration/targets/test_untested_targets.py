@@ -81,7 +81,7 @@ def made(kind: type, **options: Any) -> Any:
     return spread(kind(tiny_config(LlamaConfig, vocab_size=VOCAB, **ids | options)))
 
 
-@covering("name, num_rows, do_sample", [name for name in CASES if CASES[name][2]], (1, 3), (False, True))
+@covering("name, num_rows, do_sample", [name for name in CASES if CASES[name][2]], (1, 3), (False, True), strength=1)
 def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
     name: str, num_rows: int, do_sample: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,9 +177,7 @@ def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
     ]
 
 
-@pytest.mark.parametrize("own_kernels", [True, False])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@ROWS
+@covering("num_rows, cache, own_kernels", (1, 3), ("dynamic", "static"), (True, False))
 def test_every_target_is_tried(num_rows: int, cache: str, own_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each kind of cache, so with rows of different lengths if the call has them."""
     trials: list[Any] = []
