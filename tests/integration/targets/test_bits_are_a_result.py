@@ -141,6 +141,7 @@ def test_an_operation_that_is_switched_on_after_the_trial_is_seen(extra: Any) ->
     assert check_kept(target, "unlike in its trial").num_accepted_tokens == 0
 
 
+@pytest.mark.usefixtures("layer_by_layer")
 @pytest.mark.parametrize("name", ["linear", "attention"])
 def test_a_kernel_that_steps_aside_in_a_call_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, own = llama(), getattr(kernel, name)
