@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 
 import uag
+from tests.support.served import chat_target
 from uag.loading import demo_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo target with 4 of its 36 layers, which takes a fraction of the time."""
+    return chat_target(tmp_path_factory.mktemp("shallow") / "target", num_hidden_layers=4)
+
+
+@pytest.fixture(autouse=True)
+def _shallow_demo(shallow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.loading.demo_folder", lambda half: shallow if half == "target" else demo_folder(half))
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -20,14 +32,14 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 
 def test_quick_start_runs_and_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shallow: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the bundled pair's folders instead of the names on the hub."""
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) < 10
     target, draft = "Qwen/Qwen2.5-Coder-7B", "HuggingFaceTB/SmolLM2-135M"
     assert (code.count(target), code.count(draft)) == (2, 1)
-    code = code.replace(target, demo_folder("target")).replace(draft, demo_folder("draft"))
+    code = code.replace(target, shallow).replace(draft, demo_folder("draft"))
     monkeypatch.chdir(tmp_path)  # it does not depend on the folder
     names: dict[str, Any] = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), names)

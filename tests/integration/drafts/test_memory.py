@@ -40,7 +40,6 @@ def check(assistant: uag.Assistant, inputs: dict[str, Any], seed: int = 3, name:
 @covering("options, has_draft", (GREEDY, SAMPLED, HOT), (False, True), strength=1)
 def test_the_second_call_is_accepted(options: dict[str, Any], has_draft: bool) -> None:
     """Of a batch with padding, whose rows end at different steps; then of another sample."""
-    options = options | {"max_new_tokens": 14}
     _, tokenizer, draft, draft_tokenizer = pair("llama", eos=True)
     draft, draft_tokenizer = (draft, draft_tokenizer) if has_draft else (None, None)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, memory=True, num_candidate_tokens=6)

@@ -70,7 +70,7 @@ def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
     num_paused = 0
     for _ in range(8):
         drafter.asks.clear()
-        assistant.generate(target, **inputs, **GREEDY | {"max_new_tokens": 14})
+        assistant.generate(target, **inputs, **GREEDY)
         assert assistant.stats.num_candidate_tokens <= sum(min(4, ask.limit) for ask in drafter.asks)
         num_paused += sum(not ask.limit for ask in drafter.asks)
     assert num_paused > 20
@@ -134,7 +134,7 @@ def test_what_is_no_proposal_is_an_error_that_names_the_drafter(wrong: Any) -> N
             OptionError, match=r"(?s)Garbage\.propose returned \[\[.*Return lists of uag\.proposal\.Proposal"
         ):
             uag.Assistant(None, drafter=drafter, num_candidate_tokens=length).generate(
-                pair()[0], **left_padded(PROMPTS[:1]), **GREEDY | {"max_new_tokens": 14}
+                pair()[0], **left_padded(PROMPTS[:1]), **GREEDY
             )
     with pytest.raises(OptionError, match="Garbage"):
         uag.Assistant(None, drafter=Garbage(lambda: [wrong]), num_candidate_tokens=2).generate(
