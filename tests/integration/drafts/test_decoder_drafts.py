@@ -32,8 +32,9 @@ from tests.support.calls import (
 from tests.support.grids import covering
 from tests.support.models import tiny_target, twin
 from tests.support.rollbacks import check_rollbacks
-from uag.drafting.models.decoder import DecoderPasses, decoder_of
+from uag.drafting.models.decoder import DecoderPasses
 from uag.kernels import Cache, Decoder, kernel
+from uag.kernels.decoders import decoder_of
 from uag.projection import DraftRow, Feed, Node, link
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
