@@ -32,14 +32,14 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 
 def test_quick_start_runs_and_is_short(
-    tmp_path: Path, shallow: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the bundled pair's folders instead of the names on the hub."""
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) < 10
     target, draft = "Qwen/Qwen2.5-Coder-7B", "HuggingFaceTB/SmolLM2-135M"
     assert (code.count(target), code.count(draft)) == (2, 1)
-    code = code.replace(target, shallow).replace(draft, demo_folder("draft"))
+    code = code.replace(target, demo_folder("target")).replace(draft, demo_folder("draft"))
     monkeypatch.chdir(tmp_path)  # it does not depend on the folder
     names: dict[str, Any] = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), names)
