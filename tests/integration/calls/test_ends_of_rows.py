@@ -10,8 +10,9 @@ from transformers.generation import utils as generation_utils
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 import uag
-from tests.support import calls
 from tests.support.calls import (
+    GREEDY,
+    NEW,
     ROWS,
     assistant_of,
     batch,
@@ -26,9 +27,6 @@ from tests.support.grids import covering
 from tests.support.models import tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.errors import PairError
-
-NEW = 14
-GREEDY: dict[str, Any] = calls.GREEDY | {"max_new_tokens": NEW}
 
 
 @covering("place, num_rows", ("keyword", "config", "model"), (1, 3), strength=1)

@@ -97,7 +97,7 @@ def test_drafter_that_draws_nothing_takes_back_no_draw_of_another_thread() -> No
             thread.join()
             return super().propose(ask)
 
-    options = left_padded(PROMPTS) | GREEDY | {"max_new_tokens": 14}
+    options = left_padded(PROMPTS) | GREEDY
     expected = pair()[0].generate(**options)[:, max(map(len, PROMPTS)) :].tolist()
     drafter = BesideDraws(expected, head_size(pair()[0]))
     torch.manual_seed(7)
@@ -145,7 +145,7 @@ def test_prompt_pass_runs_outside_the_kernels_for_decoding(monkeypatch: Any) -> 
     with target.register_forward_pre_hook(note, with_kwargs=True):
         for generate in (target.generate, partial(assistant.generate, target)):
             widths.clear()
-            generate(**left_padded(PROMPTS[:1]), **GREEDY | {"max_new_tokens": 14})
+            generate(**left_padded(PROMPTS[:1]), **GREEDY)
             passes.append(list(widths))
     assert assistant.stats.num_accepted_tokens > 0
     for first, *others in passes:

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from tests.conftest import ROOT
 from tests.support.calls import pair
-from tests.support.served import chat_target
 from uag.bench import heldout_prompts
 from uag.loading import demo_folder
 
@@ -23,7 +22,6 @@ IGNORED = -100
 def test_a_distilled_draft_is_accepted_more_often_and_ready_to_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = chat_target(tmp_path / "target", num_hidden_layers=6)
     draft, output, prompts = tmp_path / "draft", tmp_path / "output", tmp_path / "prompts.txt"
     tokenizer = AutoTokenizer.from_pretrained(demo_folder("draft"))
     torch.manual_seed(0)
@@ -36,7 +34,7 @@ def test_a_distilled_draft_is_accepted_more_often_and_ready_to_use(
     texts = sorted((prompt.text.split("\n")[0] for prompt in heldout_prompts()), key=len)[-10:]
     prompts.write_text("\n".join(texts), encoding="utf-8")
     flags = "--tokens 16 --temperatures 0 1 --epochs 6 --batch-size 5"
-    command = ["distill.py", target, *map(str, (draft, prompts, output)), *flags.split()]
+    command = ["distill.py", demo_folder("target"), *map(str, (draft, prompts, output)), *flags.split()]
     monkeypatch.setattr("sys.argv", command)
     runpy.run_path(EXAMPLE, run_name="__main__")
     shown = capsys.readouterr().out

@@ -50,7 +50,8 @@ assert not any(name.partition(".")[0] == "uag" for name in sys.modules)
 
 CALLS = """
 import torch, uag
-pair = uag.load_pair()
+from uag.loading import demo_folder
+pair = uag.load_pair(demo_folder("draft"), demo_folder("draft"))
 tokenizer, memory = pair.target_tokenizer, uag.Memory()
 ids = torch.tensor([tokenizer(text)["input_ids"][:4] for text in ("def main(arguments):", "class Node(object):")])
 options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)

@@ -3,8 +3,6 @@
 import copy
 import gc
 import multiprocessing
-import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -257,17 +255,13 @@ def test_own_kernels_off_use_pytorch(num_rows: int) -> None:
     assert how(assistant).startswith("in PyTorch: the draft ")
 
 
-def test_without_the_compiled_library_pytorch_drafts() -> None:
-    code = (
-        "from tests.integration.drafts.test_decoder_drafts import *\n"
-        "target, tokenizer, _, _ = pair('llama')\n"
-        "assistant = assistant_of()\n"
-        "assert_drafted(compare(target, batch(tokenizer, 1) | GREEDY, assistant))\n"
-        "assert how(assistant).startswith('in PyTorch: the draft '), how(assistant)\n"
-    )
-    environment = os.environ | {"UAG_KERNELS": "off"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+def test_without_the_compiled_library_pytorch_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "LEVEL", "")
+    monkeypatch.setattr(kernel, "_library", None)
+    target, tokenizer, draft, draft_tokenizer = pair("llama")
+    assistant = uag.Assistant(copy.deepcopy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assert_drafted(compare(copy.deepcopy(target), batch(tokenizer, 1) | GREEDY, assistant))
+    assert how(assistant).startswith("in PyTorch: the draft ")
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -7,7 +7,7 @@ import uag
 from tests.support.calls import GREEDY, NEW, batch, compare, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_model
-from tests.support.trained import small
+from tests.support.trained import demo
 from uag.decoding import drafts, target
 from uag.drafting.models import base
 from uag.lookahead import Lookahead
@@ -34,9 +34,9 @@ def replace_clocks(monkeypatch: pytest.MonkeyPatch, target_s: float, draft_s: fl
     return clocks
 
 
-def calls(num: int) -> uag.Stats:
-    """Run calls with a draft that is always right, and return the statistics of the last."""
-    models = small()
+def demo_calls(num: int) -> uag.Stats:
+    """Run calls of the demo pair, and return the statistics of the last."""
+    models = demo()
     inputs = models.target_tokenizer("def fibonacci(n):", return_tensors="pt")
     assistant = uag.Assistant(models.draft, models.draft_tokenizer, models.target_tokenizer, prompt_lookup=False)
     for _ in range(num):
@@ -50,7 +50,7 @@ def test_a_stalled_pass_does_not_switch_the_draft_off(
 ) -> None:
     clock = replace_clocks(monkeypatch, 0.02, 0.004)[stalled]
     clock.stalls, clock.stall_s = range(place, place + 2), stall_s
-    stats = calls(1)
+    stats = demo_calls(1)
     (sources,) = stats.sources
     assert "draft model" in sources[-16:]
     assert stats.not_drafting == ""
@@ -58,7 +58,7 @@ def test_a_stalled_pass_does_not_switch_the_draft_off(
 
 def test_a_draft_that_is_too_slow_is_named_with_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_clocks(monkeypatch, 0.02, 0.5)
-    stats = calls(2)
+    stats = demo_calls(2)
     reason = stats.not_drafting
     assert reason.startswith("a candidate costs ")
     assert reason.endswith("% of the time; a plain pass costs 20.00 ms")

@@ -49,14 +49,14 @@ def hybrid_assistant(name: str) -> uag.Assistant:
     )
 
 
-@pytest.mark.parametrize("name", sorted(HYBRID_DRAFTS.keys() - LIMITING))
+@pytest.mark.parametrize("name", mostly_grid(sorted(HYBRID_DRAFTS.keys() - LIMITING), [*QUICK, "mamba2", "zamba"]))
 def test_distributions_after_rollbacks_are_those_of_the_whole_text(name: str) -> None:
     passes = open_passes(hybrid(name))
     assert isinstance(passes, TorchPasses)
     check_rollbacks(passes, hybrid(name), 9, 1e-4)
 
 
-@pytest.mark.parametrize("name", HYBRID_DRAFTS)
+@pytest.mark.parametrize("name", mostly_grid(HYBRID_DRAFTS, [*QUICK, *LIMITING, "jamba"]))
 def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(name: str) -> None:
     """A replay, because some of these classes fall back to plain decoding as targets."""
     model = hybrid(name)

@@ -68,7 +68,7 @@ def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
     drafter = Careless(4)
     assistant = uag.Assistant(None, drafter=drafter)
     num_paused = 0
-    for _ in range(6):
+    for _ in range(8):
         drafter.asks.clear()
         assistant.generate(target, **inputs, **GREEDY)
         assert assistant.stats.num_candidate_tokens <= sum(min(4, ask.limit) for ask in drafter.asks)

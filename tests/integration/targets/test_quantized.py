@@ -123,4 +123,4 @@ def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quanti
         assistant = uag.Assistant(quantized(like), num_candidate_tokens=4)
     else:
         assistant = uag.Assistant(quantized(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert_drafted(compare(target, inputs | options | {"max_new_tokens": 14}, assistant))
+    assert_drafted(compare(target, inputs | options, assistant))

@@ -50,7 +50,7 @@ def test_static_caches(name: str, options: dict[str, Any], num_rows: int) -> Non
 def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int, spoil: float) -> None:
     target, tokenizer = tiny_target(name)
     ids = batch(tokenizer)["input_ids"][:, -num_tokens:]
-    assert_drafted(compare(target, {"input_ids": ids} | GREEDY | {"max_new_tokens": 14} | STATIC, spoil=spoil))
+    assert_drafted(compare(target, {"input_ids": ids} | GREEDY | STATIC, spoil=spoil))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
         addresses.add(tuple(tensor.data_ptr() for tensor in kept))
         return result
 
-    given |= options | {"max_new_tokens": 14} | compiled(backend)
+    given |= options | compiled(backend)
     with monkeypatch.context() as patch:
         patch.setattr(trial, "run", lambda *_, **__: trial.Trial())  # its cache is smaller
         patch.setattr(passes, "run", recorded)

@@ -111,7 +111,7 @@ def made(name: str, form: str, level: int) -> tuple[Decoder, list[int], torch.Te
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_depend_neither_on_the_block_nor_on_the_threads(name: str, form: str, level: int) -> None:
     found, ids, expected = made(name, form, level)
-    for width, num_threads in ((3, 1), (3, 2), (8, 3), (70, 1), (70, 2), (NUM_IDS, 3)):
+    for width, num_threads in ((3, 2), (8, 1), (70, 3), (NUM_IDS, 1)):
         row = Cache(found, 1)
         with computed(level, num_threads):
             parts = [found.run(row, [ids[at : at + width]], width) for at in range(0, NUM_IDS, width)]
