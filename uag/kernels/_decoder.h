@@ -9,7 +9,7 @@ enum { STORE, ACTIVATE, GATE_FIRST, ACCUMULATE };         /* what LINEAR does wi
 #define TOKENS 8   /* rows of a product that a thread computes before it stores them */
 #define SMALL (48 << 10) /* bytes of weights that are read again for the next rows: few enough for the second cache */
 
-typedef struct { const void *data; const float *scales, *bias; int64_t num_out, num_in, stride; int type; } Weight;
+typedef struct { const void *data; const float *scales, *bias; int64_t num_out, num_in; int type; int64_t stride; } Weight;
 /* Q8 has `scales`. `stride` is 0 if the inputs of an output follow each other, and else from one input to the next, as in Conv1D. */
 typedef struct { const float *weight, *bias; float eps; int center, in_use; } Norm;
 typedef struct {

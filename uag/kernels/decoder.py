@@ -152,7 +152,7 @@ class Decoder:
                 weight = weight if weight.stride(0) == 1 else weight.contiguous()
                 stride = 0 if weight.is_contiguous() else weight.stride(1)
                 self._kept.append(weight)
-                self._coded[key] = steps.CWeight(weight.data_ptr(), 0, 0, num_out, num_in, stride, TYPES[weight.dtype])
+                self._coded[key] = steps.CWeight(weight.data_ptr(), 0, 0, num_out, num_in, TYPES[weight.dtype], stride)
             else:
                 self._coded[key] = self._codes(weight.contiguous(), form)
         found = steps.CWeight.from_buffer_copy(self._coded[key])
@@ -174,7 +174,7 @@ class Decoder:
         library.rows_code(ctypes.byref(coding))
         self.num_bytes += codes.numel() + (0 if scales is None else 4 * scales.numel())
         return steps.CWeight(
-            self._keep(codes), 0 if scales is None else self._keep(scales), 0, num_out, num_in, 0, _CODED[form]
+            self._keep(codes), 0 if scales is None else self._keep(scales), 0, num_out, num_in, _CODED[form]
         )
 
     def _reach(self, num_positions: int) -> None:

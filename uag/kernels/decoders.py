@@ -13,6 +13,7 @@ import torch
 from uag import forks
 from uag.hf import models
 from uag.hf.decoder import Description, UndescribedError, describe
+from uag.hf.foreign_code import of_others
 from uag.hf.inspection import inspected_once, is_training
 from uag.hf.trials import once
 from uag.kernels.decoder import Decoder
@@ -29,6 +30,13 @@ Measured: 0.0004 in float32 (keys and values are kept in float16), 0.03 in bfloa
 _LEAST_SHARED = {"int8": 0.9, "int4": 0.6}
 """Least probability mass that the copy must share with the model's own weights, on ids without a meaning, which share
 less than text. Measured on text: 0.96 with int8 (SmolLM2-135M)."""
+
+_READ_WHOLE = {
+    "cwm", "gemma", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "ministral", "mistral", "olmo2", "olmo3",
+    "opt", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma",
+}  # fmt: skip
+"""Model types of transformers whose forwards were read: they compute nothing that a description lacks, at any position.
+A draft of another type may be wrong at positions that no trial reaches; a target may not."""
 
 _NUM_SAMPLED = 8
 """Weights of each parameter that are compared to see that they changed, since `parameter.data` counts no changes."""
@@ -74,8 +82,7 @@ def _make(model: Any, form: str) -> Decoder | str:
     try:
         description = describe(model)
         if form == "model":
-            is_copied = not _owned(model, description)
-            return "has weights that would have to be copied" if is_copied else Decoder(description, form)
+            return _why_not_whole(model, description) or Decoder(description, form)
         if why := once(
             model, "decoder", lambda: _differs(model, description), lambda why: f"fails ({why})", models.kinds_of(model)
         ):
@@ -92,14 +99,17 @@ def _make(model: Any, form: str) -> Decoder | str:
         return f"could not be copied ({type(error).__name__}: {' '.join(str(error).split())[:140]})"
 
 
-def _owned(model: Any, description: Description) -> bool:
-    """Return whether the model itself holds all large weights of its description, in an order that kernels read."""
+def _why_not_whole(model: Any, description: Description) -> str:
+    """Return why a target's passes cannot run over its own weights, or an empty string."""
+    if model.config.get_text_config(decoder=True).model_type not in _READ_WHOLE or of_others(model):
+        return "may compute something at later positions that a trial does not show"
     storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     weights = [layer.weight for layer in description.layers()] + [description.embedding]
-    return all(
+    is_read = all(
         weight.untyped_storage().data_ptr() in storages and (weight.is_contiguous() or weight.stride(0) == 1)
         for weight in weights
     )
+    return "" if is_read else "has weights that would have to be copied"
 
 
 def _differs(model: Any, description: Description) -> str:

@@ -34,23 +34,16 @@ def run(decoder: Decoder, inputs: dict[str, Any], width: int) -> CausalLMOutputW
     """
     ids: Any = inputs.get("input_ids")
     cache = cache_in(inputs)
-    found = _rows(decoder, inputs, ids, cache)
+    found = _own_cache(decoder, inputs, ids, cache)
     if found is None:
         operations.pass_on("a whole pass")
         return None
-    starts, counts = found
-    if max(map(sum, zip(starts, counts, strict=True))) > decoder.max_positions:
-        return None  # whatever the candidates are
-    own = Cache(decoder, len(starts), num_slots=max(counts), dtype=cache.layers[0].keys.dtype)
-    own.bases = starts
-    if not own.read(cache.layers, range(len(starts))):
-        operations.pass_on("a whole pass")
-        return None
+    own, counts = found
     rows = [line[:count] for line, count in zip(ids.tolist(), counts, strict=True)]
     by_row = torch.split(decoder.run(own, rows, max(counts)), counts)
     logits = by_row[0][None]
     if len(rows) > 1:
-        logits = logits.new_zeros(len(rows), ids.shape[1], logits.shape[-1])
+        logits = logits.new_zeros(*ids.shape, logits.shape[-1])
         for line, of_row in zip(logits, by_row, strict=True):
             line[: len(of_row)] = of_row
     missing = ids.shape[1] - max(counts)
@@ -59,8 +52,8 @@ def run(decoder: Decoder, inputs: dict[str, Any], width: int) -> CausalLMOutputW
     return CausalLMOutputWithPast(logits=logits[:, -width:], past_key_values=cache)
 
 
-def _rows(decoder: Decoder, inputs: dict[str, Any], ids: Any, cache: Any) -> tuple[list[int], list[int]] | None:
-    """Return the position of each row's first token, and the number of tokens; None for unusual inputs."""
+def _own_cache(decoder: Decoder, inputs: dict[str, Any], ids: Any, cache: Any) -> tuple[Cache, list[int]] | None:
+    """Return a cache for a pass's own tokens, and how many each row has; None for unusual inputs."""
     if not all(name in _INPUTS or value is None for name, value in inputs.items()) or not operations.is_plain(ids):
         return None
     if type(cache) is not DynamicCache or any(type(layer) not in _LAYERS for layer in cache.layers):
@@ -72,7 +65,11 @@ def _rows(decoder: Decoder, inputs: dict[str, Any], ids: Any, cache: Any) -> tup
         return None
     starts = [length - width for length in lengths]
     counts = _counts(inputs.get("position_ids"), starts, width)
-    return (starts, counts) if counts and min(starts) >= 0 else None
+    if counts is None or min(starts) < 0:
+        return None
+    own = Cache(decoder, num_rows, num_slots=max(counts), dtype=cache.layers[0].keys.dtype)
+    own.bases = starts
+    return (own, counts) if own.read(cache.layers, range(num_rows)) else None
 
 
 def _lengths(mask: torch.Tensor | None, num_rows: int, num_slots: int) -> list[int] | None:

@@ -17,8 +17,8 @@ class CWeight(ctypes.Structure):
     """A weight, as it is or as codes."""
 
     _fields_ = [
-        ("data", _P), ("scales", _P), ("bias", _P), ("num_out", _L), ("num_in", _L), ("stride", _L),
-        ("type", ctypes.c_int),
+        ("data", _P), ("scales", _P), ("bias", _P), ("num_out", _L), ("num_in", _L),
+        ("type", ctypes.c_int), ("stride", _L),
     ]  # fmt: skip
 
 
