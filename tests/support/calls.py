@@ -291,7 +291,7 @@ def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def count_passes(target: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the target's passes in it, by its forward or in one call, without changing the target."""
+    """Run `function` and count the passes of the target in it, by its forward or in one call."""
     codes, count = (inspect.unwrap(type(target).forward).__code__, Decoder.run.__code__), 0
     runs = target, decoder_of(target, "model")
 
