@@ -117,7 +117,8 @@ def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
         if way.kernels:
             operations = {name for name, _ in wide.sizes - narrow.sizes}
             seen.counts = wide.counts | narrow.counts
-            is_wrong = _is_wrong(call, way, _WIDTHS[:1], logits[0])
+            # One token is enough, because blocks are compared with single tokens.
+            is_wrong = _is_wrong(call, way, (1,), logits[0][:, :1])
             # Where rows advance independently, the second row is also computed without its padding. Its widest and its
             # narrowest block are enough, because the padded blocks of the other widths are compared with these two.
             needs_alone = is_ragged and not operations and not is_wrong
