@@ -1,10 +1,13 @@
-"""Adds a call's free sources to its drafter: its predictions, the assistant's memory, and prompt lookup."""
+"""Adds a call's free sources to its drafter: predictions, a memory, prompt lookup, and forced tokens."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Drafter
+from uag.drafting.grammar import PRIORS as GRAMMAR_PRIORS
+from uag.drafting.grammar import GrammarTokens
 from uag.drafting.known.memory import Memory
 from uag.drafting.known.prediction import PredictionSource
 from uag.drafting.known.source import PRIORS, MemorySource, PromptLookup
@@ -28,10 +31,17 @@ class OptionalSources:
     def __init__(self, looks_up: bool, memory: Memory | None) -> None:
         self._looks_up, self._memory = looks_up, memory
         self.rates = {each: AcceptanceRates(PRIORS) for each in (PredictionSource, MemorySource, PromptLookup)}
+        self.rates |= {GrammarTokens: AcceptanceRates(GRAMMAR_PRIORS)}
         self._adapter: TokenizerAdapter | None = None  # kept, so that the next call need not build it again
 
     def drafter(
-        self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
+        self,
+        other: Drafter | None,
+        prediction: Any,
+        model: Any,
+        num_rows: int,
+        tokenizer: Any,
+        processors: Sequence[Any] = (),
     ) -> Drafter | None:
         """Return the drafter of a call, which uses these sources where they promise the most tokens per second.
 
@@ -41,6 +51,7 @@ class OptionalSources:
             model: the target.
             num_rows: number of rows of the batch.
             tokenizer: the target's tokenizer; None for the one saved with its weights.
+            processors: the call's logits processors, whose grammars may force tokens beside another source.
 
         Raises:
             OptionError: the prediction is invalid, or has ids that the target lacks.
@@ -57,9 +68,13 @@ class OptionalSources:
                 self._memory.bind(adapter.fingerprint)
             sources.append(MemorySource(self._memory, self.rates[MemorySource]))
         if isinstance(other, PromptLookup):
-            return FreeFirst(None, [*sources, other])
-        if self._looks_up and (sources or other is not None):
+            sources.append(other)
+            other = None
+        elif self._looks_up and (sources or other is not None):
             sources.append(PromptLookup(self.rates[PromptLookup]))
+        forced = GrammarTokens.of(processors, num_rows, find_adapter, self.rates[GrammarTokens])
+        if forced is not None and (sources or other is not None):
+            sources.append(forced)
         return FreeFirst(other, sources) if sources else other
 
     def _find_adapter(self, model: Any, tokenizer: Any) -> TokenizerAdapter | None:

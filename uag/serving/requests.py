@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from uag.structured import ANY_OBJECT
+
 _EVERYWHERE = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "generation_config"}
 SERVED = {
     "/v1/completions": _EVERYWHERE | {"prompt", "max_tokens", "frequency_penalty", "stop"},
@@ -14,6 +16,9 @@ SERVED = {
     "/v1/responses": _EVERYWHERE | {"input", "instructions", "max_output_tokens", "tools"},
 }
 """The paths whose requests are checked, and the fields that their answers obey."""
+
+_FORMATS = {"/v1/chat/completions": "response_format", "/v1/responses": "text"}
+"""The field that contains the format of an answer, which transformers' server ignores and uag's obeys."""
 
 HARMLESS = {
     *("metadata", "user", "store", "service_tier", "safety_identifier", "access_programs", "max_tool_calls"),
@@ -63,6 +68,9 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
         return f"The body is not valid JSON in UTF-8: {error}."
     if not isinstance(body, dict):
         return "The body must be a JSON object."
+    schema, body = split_format(body, path)
+    if schema is not None and body.get("tools"):
+        return "A response format together with tools is not supported: leave one of them out."
     problems = chain(
         _of_fields(body, path),
         _of_tools(body.get("tools"), chat_template),
@@ -70,6 +78,27 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
         _of_extensions(body),
     )
     return next(problems, "")
+
+
+def split_format(body: dict[str, Any], path: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Return the JSON schema that a request asks its answer to match, and the body without this; None for any text.
+
+    Formats that are not served stay in the body.
+    """
+    name = _FORMATS.get(path, "")
+    whole = body.get(name)
+    asked = whole.get("format") if path == "/v1/responses" and isinstance(whole, dict) else whole
+    if not isinstance(asked, dict):
+        return None, body
+    holder = asked if path == "/v1/responses" else asked.get("json_schema")
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    schema = {"json_object": ANY_OBJECT, "json_schema": schema}.get(str(asked.get("type")))
+    if not isinstance(schema, dict):
+        return None, body
+    rest = {key: value for key, value in body.items() if key != name}
+    if path == "/v1/responses":
+        rest[name] = whole | {"format": None}
+    return schema, rest
 
 
 def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:
