@@ -3,8 +3,8 @@
     python benchmarks/structured.py TARGET [--draft DRAFT] [--library llguidance xgrammar] [--prompts 30] [--tokens 200]
                                     [--trials 1] [--output FILE]
 
-30 short texts, five for each of six JSON schemas; the target writes the JSON object that they describe. The grammar comes
-from llguidance or xgrammar, with the layout of `json.dumps`. Arms, interleaved prompt by prompt:
+30 short texts, five for each of six JSON schemas; the target writes the JSON object that they describe. The grammar is
+llguidance's or xgrammar's, with the layout of `json.dumps`. Arms, interleaved prompt by prompt:
 
 - plain `generate` with the grammar's logits processor;
 - uag without a draft: the same loop with uag's kernels;
@@ -115,8 +115,8 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             warranty_years=COUNT,
         ),
         (
-            "Shelf Billa by Norden: oak, 80 cm wide, 180 high, 30 deep, 24.5 kg, in natural and white. 5 years warranty.",
-            "The steel trolley Rollo (Ferro) is 45 x 70 x 35 cm, weighs 9 kg, comes in black, with 2 years of warranty.",
+            "Shelf Billa by Norden: oak, 80 cm wide, 180 high, 30 deep, 24.5 kg, natural or white. Warranty: 5 years.",
+            "The steel trolley Rollo (Ferro) is 45 x 70 x 35 cm, weighs 9 kg, comes in black, with a 2 year warranty.",
             "Cushion Softy from Lana, cotton, 40 by 40 by 12 cm, 0.6 kg; red, blue or green; 1 year.",
             "Glass vase Vita, maker Klar: 15 wide, 32 high, 15 deep, 1.2 kilograms, clear. No warranty.",
             "Storage box Stack-It (Boxo), plastic: 60 x 40 x 30 cm, 2.1 kg, grey or blue, guaranteed for 10 years.",
@@ -133,7 +133,7 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             remote_allowed={"type": "boolean"},
         ),
         (
-            "Datalake GmbH seeks a full-time data engineer: SQL, Python, Spark; 3 years; 6000 to 7500 EUR a month; remote.",
+            "Datalake GmbH seeks a full-time data engineer: SQL, Python, Spark; 3 years; 6000 to 7500 EUR; remote.",
             "Cafe Luna needs a part-time barista in Leeds, 1200-1400 pounds monthly, latte art, no experience needed.",
             "Internship at Brightside Media, New York: video editing, 2000 dollars a month up to 2500, on site.",
             "Contract: network administrator for Portix, 5 years with Cisco and Linux, 7000-9000 USD, remote possible.",

@@ -1,7 +1,7 @@
 """Forced tokens: what must follow by the grammars of llguidance and xgrammar is a free candidate.
 
-A logits processor that keeps matchers of these libraries is called as every other that uag does not know: in each output
-step once, in order, never after a rejected candidate. So its matchers stand before the last output token, and need no
+A logits processor that keeps matchers of these libraries is called as every other that uag does not know: once in each
+output step, in order, never after a rejected candidate. So its matchers stand before the last output token, and need no
 rewinding. A copy of a matcher reads that token, and then the library's own look-ahead says what must follow.
 """
 
@@ -106,7 +106,7 @@ class _Guidance:
         return bool(self._copy.try_consume_tokens(ids) == len(ids))
 
     def forced(self) -> tuple[list[int], bytes]:
-        """Read the forced tokens that no text after them can change, and return them and the forced text behind them."""
+        """Read the forced tokens that no later text can change, and return them and the forced text after them."""
         ids: list[int] = self._copy.compute_ff_tokens()
         self.read(ids)
         return ids, self._copy.compute_ff_bytes()

@@ -16,6 +16,7 @@ from transformers import LogitsProcessor
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 import uag
+from tests.conftest import ROOT
 from tests.support.calls import Puts, Watches, ids_of, left_padded, seeded
 from uag.errors import OptionError
 from uag.loading import demo_folder, load_model, load_tokenizer
@@ -253,6 +254,15 @@ def test_a_missing_package_is_named(library: str | None, monkeypatch: pytest.Mon
     model, tokenizer = demo()
     with pytest.raises(ImportError, match=rf"needs {library or 'llguidance or xgrammar'}\. Install it: pip install "):
         JsonSchemas(tokenizer, model, library)
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llguidance")
+    page = (ROOT / "docs" / "predictions.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^### JSON of a schema\n.*?^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) <= 15
+    exec(compile(code, "predictions.md", "exec"), {})
+    assert re.search(r'\{"encoding": "(utf-8|latin-1)"\}.* \{.*\'constraint\': [5-9]', capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar", "outlines_core"])

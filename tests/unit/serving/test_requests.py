@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uag.serving.requests import HARMLESS, REFUSED, SERVED, problem
+from uag.serving.requests import HARMLESS, REFUSED, SERVED, problem, split_format
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 PARAMS = {
@@ -51,7 +51,10 @@ def test_fields_that_answers_obey_are_fields_of_transformers_server() -> None:
 
 
 ASKING: list[tuple[str, dict[str, Any]]] = [
-    *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_object", "json_schema", "grammar")),
+    *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_schema", "grammar", ["json_object"])),
+    *((CHAT, {"response_format": {"type": "json_schema", "json_schema": each}}) for each in ({}, 3, {"schema": True})),
+    (COMPLETIONS, {"response_format": {"type": "json_object"}}),
+    (CHAT, {"response_format": {"type": "json_object"}, "tools": [TOOL]}),
     (CHAT, {"response_format": {"type": "text", "schema": {}}}),
     (CHAT, {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
     (CHAT, {"function_call": {"name": "f"}}),
@@ -74,7 +77,8 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"echo": True}),
     (COMPLETIONS, {"logit_bias": {"5": 3}}),
     (COMPLETIONS, {"messages": []}),
-    (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}),
+    (RESPONSES, {"text": {"format": {"type": "json_object"}, "verbosity": "low"}}),
     (RESPONSES, {"text": {"verbosity": "low"}}),
     (RESPONSES, {"tools": [{"type": "web_search"}]}),
     (RESPONSES, {"tools": [{"type": "function", "name": "f", "strict": True}]}),
@@ -90,6 +94,25 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {"messages": [{"role": "user", "content": [part]}]}) for part in (IMAGE, {"type": "input_audio"})),
     (CHAT, {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "function_call": {"name": "f"}}]}),
 ]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
+NAMED = {"name": "x", "schema": SCHEMA, "strict": True}
+FORMATS: list[tuple[str, dict[str, Any], Any]] = [
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}}, SCHEMA),
+    (CHAT, {"response_format": {"type": "json_object"}}, {"type": "object"}),
+    (CHAT, {"response_format": {"type": "text"}}, None),
+    (CHAT, {}, None),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", **NAMED}, "verbosity": "medium"}}, SCHEMA),
+    (RESPONSES, {"text": {"format": {"type": "json_object"}}}, {"type": "object"}),
+    (RESPONSES, {"text": {"verbosity": "medium"}}, None),
+    (COMPLETIONS, {"text": 3}, None),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "schema"), FORMATS)
+def test_the_schema_of_an_answer(path: str, fields: dict[str, Any], schema: Any) -> None:
+    assert split_format(fields, path)[0] == schema
 
 
 @pytest.mark.parametrize(("path", "fields"), ASKING, ids=[json.dumps(fields)[:60] for _, fields in ASKING])
@@ -114,6 +137,7 @@ def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[s
         (CHAT, dict.fromkeys(sorted(HARMLESS), "x") | {"stop": ["a"], "max_completion_tokens": 5}),
         (COMPLETIONS, {"suffix": "", "logit_bias": {}, "best_of": 1, "echo": False, "presence_penalty": 0}),
         (RESPONSES, {"text": {"format": {"type": "text"}}, "include": [], "truncation": "disabled"}),
+        *((path, {**fields, "tools": []}) for path, fields, _ in FORMATS[:-1]),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}),
         (
             RESPONSES,
