@@ -12,41 +12,25 @@ from uag.errors import OptionError
 from uag.hf import models
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-"""The schema of any JSON object."""
 
 
 class GuidanceProcessor(LogitsProcessor):
-    """Masks what a grammar of llguidance excludes; llguidance has no processor of its own. Use it for one call only.
-
-    Args:
-        tokenizer: an `llguidance.LLTokenizer`.
-        grammar: a grammar as `llguidance.LLMatcher` takes it.
-
-    Attributes:
-        matchers: an `llguidance.LLMatcher` for each row, made in the first step.
-    """
+    """Masks what a grammar of an `llguidance.LLTokenizer` excludes, in one call; llguidance has no processor itself."""
 
     def __init__(self, tokenizer: Any, grammar: str) -> None:
         self._tokenizer, self._grammar = tokenizer, grammar
-        self.matchers: list[Any] = []
+        self.matchers: list[Any] = []  # one for each row, from the first step on
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the scores [batch_size, vocab_size] in which excluded tokens have minus infinity.
+        """Return a copy of the scores [batch_size, vocab_size] in which excluded tokens have minus infinity."""
+        from llguidance import LLMatcher
 
-        Raises:
-            RuntimeError: a grammar became too complex, or a token that it excludes was written.
-        """
-        if not self.matchers:
-            from llguidance import LLMatcher
-
-            self.matchers = [LLMatcher(self._tokenizer, self._grammar, log_level=0) for _ in input_ids]
-        else:
-            for matcher, token_id in zip(self.matchers, input_ids[:, -1].tolist(), strict=True):
-                if not matcher.is_stopped():  # ended rows get padding
-                    matcher.consume_token(token_id)
-        for error in (matcher.get_error() for matcher in self.matchers):
-            if error:
-                raise RuntimeError(f"llguidance: {error}")
+        for matcher, token_id in zip(self.matchers, input_ids[:, -1].tolist(), strict=False):
+            if not matcher.is_stopped():  # ended rows get padding
+                matcher.consume_token(token_id)
+        self.matchers = self.matchers or [LLMatcher(self._tokenizer, self._grammar, log_level=0) for _ in input_ids]
+        if error := next(filter(None, (matcher.get_error() for matcher in self.matchers)), ""):
+            raise RuntimeError(f"llguidance: {error}")
         allowed = [torch.frombuffer(bytearray(each.compute_logit_bias()), dtype=torch.uint8) for each in self.matchers]
         mask = torch.stack(allowed)[:, : scores.shape[-1]].to(scores.device) == 0
         return scores.masked_fill(mask, -torch.inf)
@@ -62,33 +46,23 @@ class JsonSchemas:
 
     Raises:
         ImportError: the library is not installed, or none is.
-
-    Example:
-        schemas = uag.structured.JsonSchemas(tokenizer, model)
-        ids = assistant.generate(model, **inputs, logits_processor=[schemas.processor(schema)])
     """
 
     def __init__(self, tokenizer: Any, model: Any, library: str | None = None) -> None:
         eos_ids = model.generation_config.eos_token_id
         eos_ids = [eos_ids] if isinstance(eos_ids, int) else eos_ids
-        size = max(models.head_size(model), len(tokenizer))
         for make in [_MAKERS[library]] if library else _MAKERS.values():
             with suppress(ImportError):
-                self._make = make(tokenizer, size, eos_ids)
+                self._make = make(tokenizer, max(models.head_size(model), len(tokenizer)), eos_ids)
                 return
-        raise ImportError(
-            f"JSON of a schema needs {library or 'llguidance or xgrammar'}. Install it: pip install "
-            f"{library or 'llguidance'}"
-        )
+        missing = (library or "llguidance or xgrammar", library or "llguidance")
+        raise ImportError("JSON of a schema needs {}. Install it: pip install {}".format(*missing))
 
     def processor(self, schema: Mapping[str, Any] = ANY_OBJECT) -> LogitsProcessor:
         """Return the logits processor of one call of `generate`, with any number of rows.
 
-        Args:
-            schema: a JSON schema; by default, that of any object.
-
         Raises:
-            OptionError: the schema is invalid, or has what the library does not support.
+            OptionError: the JSON schema is invalid, or has what the library does not support.
         """
         try:
             return self._make(json.dumps(schema))
@@ -115,14 +89,8 @@ def _with_xgrammar(tokenizer: Any, size: int, eos_ids: Sequence[int] | None) -> 
     import xgrammar
 
     vocabulary = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=eos_ids)
-    compiler = xgrammar.GrammarCompiler(vocabulary)
-
-    def make(schema: str) -> LogitsProcessor:
-        grammar = compiler.compile_json_schema(schema, any_whitespace=False, strict_mode=False)
-        processor: LogitsProcessor = xgrammar.contrib.hf.LogitsProcessor(grammar)
-        return processor
-
-    return make
+    compiler, make = xgrammar.GrammarCompiler(vocabulary), xgrammar.contrib.hf.LogitsProcessor
+    return lambda schema: make(compiler.compile_json_schema(schema, any_whitespace=False, strict_mode=False))
 
 
 _MAKERS = {"llguidance": _with_llguidance, "xgrammar": _with_xgrammar}

@@ -10,22 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from uag.adapters import TokenizerAdapter, encode_after
 from uag.drafting.drafter import Ask
 from uag.drafting.ranked import AcceptanceRates, FreeSource
 from uag.hf.processors import unknown_processors
 
-PRIORS = (0.99, 0.7, 0.9)
-"""Initial acceptance rates of a token inside forced text, of the last one, which what follows may lengthen, and of the
-end of the text."""
+_PRIORS = (0.99, 0.7, 0.9)
+"""Initial acceptance rates: inside forced text, its last token, which later text may lengthen, and the output's end."""
 
-_INSIDE, _LAST, _END = range(len(PRIORS))
-_LIBRARIES = {"llguidance", "xgrammar"}
-_NUM_LAST = 16
-"""Number of last ids that influence how text is encoded after them. Increase to split more words as the target does;
-decrease to encode less."""
+_INSIDE, _LAST, _END = range(len(_PRIORS))
 
 
 class GrammarTokens(FreeSource):
@@ -34,38 +27,33 @@ class GrammarTokens(FreeSource):
     Args:
         processors: those that may keep a matcher for each row.
         num_rows: number of rows of the batch.
-        find_adapter: returns the adapter of the target's tokenizer, or None; called once there is text to encode.
-        rates: acceptance rates, learned in earlier calls.
+        find_adapter: returns the adapter of the target's tokenizer, or None.
     """
 
-    strategy = source = "constraint"
+    source = "constraint"
 
     def __init__(
-        self,
-        processors: Sequence[Any],
-        num_rows: int,
-        find_adapter: Callable[[], TokenizerAdapter | None],
-        rates: AcceptanceRates,
+        self, processors: Sequence[Any], num_rows: int, find_adapter: Callable[[], TokenizerAdapter | None]
     ) -> None:
-        super().__init__(rates)
+        super().__init__(AcceptanceRates(_PRIORS))
         self._processors, self._num_rows, self._find_adapter = processors, num_rows, cache(find_adapter)
-        self._last_ids: list[list[int]] = []
+        self._ids: list[list[int]] = []  # of each row
 
     @classmethod
-    def of(cls, processors: Sequence[Any], *arguments: Any) -> "GrammarTokens | None":
-        """Return the source of a call; None if none of its processors can have a matcher."""
-        unknown = unknown_processors(processors) if _LIBRARIES & sys.modules.keys() else []
-        return cls(unknown, *arguments) if unknown else None
+    def of(cls, processors: Sequence[Any], *arguments: Any) -> "list[GrammarTokens]":
+        """Return the source of a call; none if none of its processors can have a matcher."""
+        unknown = unknown_processors(processors) if {"llguidance", "xgrammar"} & sys.modules.keys() else []
+        return [cls(unknown, *arguments)] if unknown else []
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
         """Start new sequences."""
-        self._last_ids = [list(prompt[-_NUM_LAST:]) for prompt in prompts]
+        self._ids = [list(prompt) for prompt in prompts]
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:  # noqa: ARG002
-        self._last_ids[row] = [*self._last_ids[row], *output_ids][-_NUM_LAST:]
+        self._ids[row] += output_ids
 
     def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[int]]:
-        matchers, written = self._matchers(), self._last_ids[row]
+        matchers, written = self._matchers(), self._ids[row]
         if not matchers:
             return [], []
         copy = (_Guidance if hasattr(matchers[row], "compute_ff_tokens") else _XGrammar)(matchers[row])
@@ -73,13 +61,13 @@ class GrammarTokens(FreeSource):
             return [], []
         ids, text = copy.forced()
         levels = [_INSIDE] * len(ids)
-        adapter = self._find_adapter() if text else None
-        if adapter is not None:
+        if (adapter := self._find_adapter()) is not None:
             rest, _ = encode_after(adapter, [*written, *ids], text)
             ids, levels = ids + rest, levels + [_INSIDE] * (len(rest) - 1) + [_LAST] * bool(rest)
-            text = b"" if copy.read(rest) else text
-        ends = [] if text else [token_id for token_id in copy.ends() if token_id in ask.stop_ids][:1]
-        return (ids + ends)[:num], (levels + [_END] * len(ends))[:num]
+            eos_id = adapter.controls.eos_id
+            if eos_id is not None and eos_id in ask.stop_ids and copy.read(rest) and copy.is_complete():
+                ids, levels = [*ids, eos_id], [*levels, _END]
+        return ids[:num], levels[:num]
 
     def _matchers(self) -> Sequence[Any]:
         """Return the matchers of the first processor that has one for each row, which it may make in its first step."""
@@ -96,13 +84,13 @@ def _is_matcher(value: Any) -> bool:
 
 
 class _Guidance:
-    """A copy of an `llguidance.LLMatcher`."""
+    """A copy of an `llguidance.LLMatcher`: reads ids while the grammar allows them, and looks ahead."""
 
     def __init__(self, matcher: Any) -> None:
         self._copy = matcher.deep_copy()
+        self.is_complete = self._copy.is_stopped
 
     def read(self, ids: Sequence[int]) -> bool:
-        """Advance, and return whether the grammar allows all of these ids."""
         return bool(self._copy.try_consume_tokens(ids) == len(ids))
 
     def forced(self) -> tuple[list[int], bytes]:
@@ -111,30 +99,19 @@ class _Guidance:
         self.read(ids)
         return ids, self._copy.compute_ff_bytes()
 
-    def ends(self) -> list[int]:
-        """Return the ids that may end the text, if it is complete."""
-        if not self._copy.is_stopped():
-            return []
-        bits = np.unpackbits(np.frombuffer(self._copy.compute_bitmask(), np.uint8), bitorder="little")
-        return [int(token_id) for token_id in np.flatnonzero(bits)]
-
 
 class _XGrammar:
     """The same for an `xgrammar.GrammarMatcher`, whose text is complete where it may also go on."""
 
     def __init__(self, matcher: Any) -> None:
         self._copy = matcher.fork()
+        self.is_complete = self._copy.is_completed
 
     def read(self, ids: Sequence[int]) -> bool:
         return all(not self._copy.is_terminated() and self._copy.accept_token(token_id) for token_id in ids)
 
     def forced(self) -> tuple[list[int], bytes]:
-        if self._copy.is_terminated():
-            return [], b""
         try:
-            return [], self._copy.find_jump_forward_string().encode()
+            return [], b"" if self._copy.is_terminated() else self._copy.find_jump_forward_string().encode()
         except UnicodeDecodeError as error:  # the text ends within a character
             return [], error.object
-
-    def ends(self) -> list[int]:
-        return list(self._copy.stop_token_ids) if self._copy.is_completed() else []

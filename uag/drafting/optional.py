@@ -1,12 +1,10 @@
-"""Adds a call's free sources to its drafter: predictions, a memory, prompt lookup, and forced tokens."""
+"""Adds a call's free sources to its drafter: predictions, a memory, prompt lookup, and a grammar's forced tokens."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Drafter
-from uag.drafting.grammar import PRIORS as GRAMMAR_PRIORS
 from uag.drafting.grammar import GrammarTokens
 from uag.drafting.known.memory import Memory
 from uag.drafting.known.prediction import PredictionSource
@@ -31,17 +29,10 @@ class OptionalSources:
     def __init__(self, looks_up: bool, memory: Memory | None) -> None:
         self._looks_up, self._memory = looks_up, memory
         self.rates = {each: AcceptanceRates(PRIORS) for each in (PredictionSource, MemorySource, PromptLookup)}
-        self.rates |= {GrammarTokens: AcceptanceRates(GRAMMAR_PRIORS)}
         self._adapter: TokenizerAdapter | None = None  # kept, so that the next call need not build it again
 
     def drafter(
-        self,
-        other: Drafter | None,
-        prediction: Any,
-        model: Any,
-        num_rows: int,
-        tokenizer: Any,
-        processors: Sequence[Any] = (),
+        self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any, processors: Any = ()
     ) -> Drafter | None:
         """Return the drafter of a call, which uses these sources where they promise the most tokens per second.
 
@@ -68,13 +59,11 @@ class OptionalSources:
                 self._memory.bind(adapter.fingerprint)
             sources.append(MemorySource(self._memory, self.rates[MemorySource]))
         if isinstance(other, PromptLookup):
-            sources.append(other)
-            other = None
+            sources, other = [*sources, other], None
         elif self._looks_up and (sources or other is not None):
             sources.append(PromptLookup(self.rates[PromptLookup]))
-        forced = GrammarTokens.of(processors, num_rows, find_adapter, self.rates[GrammarTokens])
-        if forced is not None and (sources or other is not None):
-            sources.append(forced)
+        if sources or other is not None:
+            sources += GrammarTokens.of(processors, num_rows, find_adapter)
         return FreeFirst(other, sources) if sources else other
 
     def _find_adapter(self, model: Any, tokenizer: Any) -> TokenizerAdapter | None:

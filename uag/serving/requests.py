@@ -17,9 +17,6 @@ SERVED = {
 }
 """The paths whose requests are checked, and the fields that their answers obey."""
 
-_FORMATS = {"/v1/chat/completions": "response_format", "/v1/responses": "text"}
-"""The field that contains the format of an answer, which transformers' server ignores and uag's obeys."""
-
 HARMLESS = {
     *("metadata", "user", "store", "service_tier", "safety_identifier", "access_programs", "max_tool_calls"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"),
@@ -68,9 +65,10 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
         return f"The body is not valid JSON in UTF-8: {error}."
     if not isinstance(body, dict):
         return "The body must be a JSON object."
-    schema, body = split_format(body, path)
-    if schema is not None and body.get("tools"):
-        return "A response format together with tools is not supported: leave one of them out."
+    if schema_of(body, path) is not None:
+        if body.get("tools"):
+            return "response_format is not supported together with tools: leave one of them out."
+        body = body | {"response_format": None}
     problems = chain(
         _of_fields(body, path),
         _of_tools(body.get("tools"), chat_template),
@@ -80,25 +78,13 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
     return next(problems, "")
 
 
-def split_format(body: dict[str, Any], path: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Return the JSON schema that a request asks its answer to match, and the body without this; None for any text.
-
-    Formats that are not served stay in the body.
-    """
-    name = _FORMATS.get(path, "")
-    whole = body.get(name)
-    asked = whole.get("format") if path == "/v1/responses" and isinstance(whole, dict) else whole
-    if not isinstance(asked, dict):
-        return None, body
-    holder = asked if path == "/v1/responses" else asked.get("json_schema")
-    schema = holder.get("schema") if isinstance(holder, dict) else None
-    schema = {"json_object": ANY_OBJECT, "json_schema": schema}.get(str(asked.get("type")))
-    if not isinstance(schema, dict):
-        return None, body
-    rest = {key: value for key, value in body.items() if key != name}
-    if path == "/v1/responses":
-        rest[name] = whole | {"format": None}
-    return schema, rest
+def schema_of(body: dict[str, Any], path: str) -> Any:
+    """Return the JSON schema that the answer to a chat must match; None for any text, and for formats not served."""
+    asked = body.get("response_format") if path == "/v1/chat/completions" else None
+    kind = asked.get("type") if isinstance(asked, dict) else None
+    described = asked.get("json_schema") if isinstance(asked, dict) else None
+    schema = described.get("schema") if kind == "json_schema" and isinstance(described, dict) else None
+    return ANY_OBJECT if kind == "json_object" else schema if isinstance(schema, dict) else None
 
 
 def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:

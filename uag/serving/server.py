@@ -25,7 +25,7 @@ from uag.hf import models, required_names
 from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
-from uag.serving.requests import SERVED, complete, problem, split_format
+from uag.serving.requests import SERVED, complete, problem, schema_of
 from uag.stats import Totals
 from uag.structured import JsonSchemas
 
@@ -166,22 +166,17 @@ class Server:
             raise OptionError(self._too_long)
         complete(config, model.generation_config)
         if (schema := _schema.get()) is not None:
-            inputs = {**inputs, "logits_processor": [self._json(schema, model, processor)]}
+            try:
+                self._schemas = self._schemas or JsonSchemas(getattr(processor, "tokenizer", processor), model)
+            except ImportError as error:
+                raise OptionError(str(error)) from error
+            inputs = {**inputs, "logits_processor": [self._schemas.processor(schema)]}
         if inspect.iscoroutinefunction(generate):  # no stream
             inputs = {**inputs, "streamer": self._until_end}
         answer = generate(model, processor, inputs, config, **kwargs)
         if isinstance(answer, tuple):  # the queue and the streamer of a stream
             self._streamers.add(answer[1])
         return answer
-
-    def _json(self, schema: dict[str, Any], model: Any, processor: Any) -> Any:
-        """Return the logits processor of a schema; a missing package is the request's error."""
-        try:
-            if self._schemas is None:
-                self._schemas = JsonSchemas(getattr(processor, "tokenizer", processor), model)
-        except ImportError as error:
-            raise OptionError(str(error)) from error
-        return self._schemas.processor(schema)
 
     def run(self) -> None:
         """Serve until Ctrl-C, which ends requests at their next token: streams there, others with an error."""
@@ -211,7 +206,7 @@ class Server:
                 template = str(getattr(self._processor, "chat_template", None))
                 reason = self._too_long if is_long else problem(data, path, self._modality, template)
                 if not reason:
-                    _schema.set(split_format(json.loads(data), path)[0])
+                    _schema.set(schema_of(json.loads(data), path))
             try:
                 if not reason:
                     return await run(request)

@@ -91,13 +91,13 @@ class Records(LogitsProcessor):
     """Records what a processor gets and returns; its grammar stays in sight."""
 
     def __init__(self, processor: Any) -> None:
-        vars(self).update(vars(processor))
+        self.__dict__.update(vars(processor))
         self.processor, self.seen = processor, list[Any]()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.seen.append(input_ids.tolist())
         processed: torch.Tensor = self.processor(input_ids, scores)
-        vars(self).update(vars(self.processor))
+        self.__dict__.update(vars(self.processor))
         self.seen.append(processed.isfinite().sum(-1).tolist())
         return processed
 
@@ -134,7 +134,7 @@ def standing(matcher: Any) -> Any:
 def test_forced_tokens_save_passes_and_nothing_else_changes(
     schemas: JsonSchemas, source: str, options: dict[str, Any]
 ) -> None:
-    assistant = {"lookup": lookup, "draft": partial(drafted, None)}.get(source, partial(drafted, 4))()
+    assistant = lookup() if source == "lookup" else drafted(None if source == "draft" else 4)
     stats, (text,) = both(partial(schemas.processor, SCHEMA), assistant, options)
     check(text)
     assert stats.accepted_by_source["constraint"] > 10
@@ -237,7 +237,7 @@ def test_any_object_and_schemas_that_cannot_be_used(schemas: JsonSchemas) -> Non
     assert text.startswith("{")
     for schema in ({"type": "strin"}, {"type": "object", "properties": 3}, {"type": {1, 2}}):
         with pytest.raises(OptionError, match="The JSON schema cannot be used: "):
-            schemas.processor(schema)  # type: ignore[arg-type]
+            schemas.processor(schema)
 
 
 def test_a_token_against_the_grammar_is_an_error() -> None:
