@@ -41,7 +41,7 @@ _OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 _OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
 """What transformers' server and `generate` raise for valid requests that cannot be served, and for invalid ones."""
 
-_schema: ContextVar[dict[str, Any] | None] = ContextVar("_schema", default=None)
+_asked_schema: ContextVar[dict[str, Any] | None] = ContextVar("_asked_schema", default=None)
 """The JSON schema that the answer to the current request must match."""
 
 
@@ -165,7 +165,7 @@ class Server:
         if inputs["input_ids"].shape[1] > self._most_tokens:
             raise OptionError(self._too_long)
         complete(config, model.generation_config)
-        if (schema := _schema.get()) is not None:
+        if (schema := _asked_schema.get()) is not None:
             try:
                 self._schemas = self._schemas or JsonSchemas(getattr(processor, "tokenizer", processor), model)
             except ImportError as error:
@@ -206,7 +206,7 @@ class Server:
                 template = str(getattr(self._processor, "chat_template", None))
                 reason = self._too_long if is_long else problem(data, path, self._modality, template)
                 if not reason:
-                    _schema.set(schema_of(json.loads(data), path))
+                    _asked_schema.set(schema_of(json.loads(data), path))
             try:
                 if not reason:
                     return await run(request)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import LogitsProcessor
+from transformers import AutoModelForCausalLM, LogitsProcessor
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 import uag
 from tests.conftest import ROOT
 from tests.support.calls import Puts, Watches, ids_of, left_padded, seeded
 from uag.errors import OptionError
-from uag.loading import demo_folder, load_model, load_tokenizer
+from uag.loading import demo_folder, load_tokenizer
 from uag.structured import JsonSchemas
 
 LIBRARIES = ("llguidance", "xgrammar")
@@ -55,7 +55,9 @@ def check(text: str) -> None:
 
 @cache
 def demo() -> tuple[Any, Any]:
-    return load_model(demo_folder("target")), load_tokenizer(demo_folder("target"))
+    """The demo target with its first layers only, and its tokenizer."""
+    folder = demo_folder("target")
+    return AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=2), load_tokenizer(folder)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Answers as JSON of a schema: logits processors of llguidance or xgrammar, whichever is installed."""
+"""Logits processors of llguidance or xgrammar, whichever is installed, under which a target writes JSON of a schema."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
