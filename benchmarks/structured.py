@@ -228,7 +228,7 @@ def _rows(
     counts = {arm: dict.fromkeys(("tokens", "passes", "seconds", "forced", "rejected", "equal"), 0.0) for arm in arms}
     num_valid = num_answers = 0
     for trial in range(arguments.trials + 1):
-        for kind, schema, text in tasks if trial else tasks[:1]:  # the first call of each arm warms it up
+        for kind, schema, text in tasks if trial else tasks[:1]:  # a short first call warms each arm up
             inputs, expected = tokenizer(PROMPT.format(text=text, kind=kind), return_tensors="pt"), None
             length = inputs["input_ids"].shape[1]
             for arm, (generate, assistant, is_seen) in arms.items():
@@ -237,7 +237,7 @@ def _rows(
                 ids = generate(
                     **inputs,
                     do_sample=False,
-                    max_new_tokens=arguments.tokens,
+                    max_new_tokens=arguments.tokens if trial else 16,
                     logits_processor=[processor if is_seen else Hidden(processor)],
                 )
                 seconds = time.perf_counter() - start
