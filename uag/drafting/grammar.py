@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from uag.adapters import TokenizerAdapter, encode_after
+from uag.adapters import encode_after
 from uag.drafting.drafter import Ask
 from uag.drafting.ranked import AcceptanceRates, FreeSource
 from uag.hf.processors import unknown_processors
@@ -32,9 +32,7 @@ class GrammarTokens(FreeSource):
 
     source = "constraint"
 
-    def __init__(
-        self, processors: Sequence[Any], num_rows: int, find_adapter: Callable[[], TokenizerAdapter | None]
-    ) -> None:
+    def __init__(self, processors: Sequence[Any], num_rows: int, find_adapter: Callable[[], Any]) -> None:
         super().__init__(AcceptanceRates(_PRIORS))
         self._processors, self._num_rows, self._find_adapter = processors, num_rows, cache(find_adapter)
         self._ids: list[list[int]] = []  # of each row
