@@ -17,7 +17,7 @@ from uag.hf.cache import caches, static
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
-from uag.kernels import OwnKernels, Watch
+from uag.kernels import OwnKernels, Watch, one_call
 from uag.lookahead import clock
 from uag.stats import Stats
 
@@ -256,8 +256,12 @@ class Target:
                 self.stats.fall_back(f"the target's passes are not recorded: {self._recorded.failure}")
             return self.finish_pass(outputs, width, device, start_time)
         lengths = static.constant_lengths(self.cache) if self.limits.is_padded else nullcontext()
+        decoder, outputs = self.kernels.decoder, None
         with lengths, self.kernels.running(), self.watch.over(width) as is_close:
-            outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
+            if decoder is not None:
+                self.has_compiled, outputs = False, one_call.run(decoder, inputs, width)
+            if outputs is None:
+                outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
         logits = self.finish_pass(outputs, width, device, start_time)
         self.has_compiled = self.has_compiled or is_close
         return logits

@@ -65,7 +65,8 @@ class Way:
     @property
     def name(self) -> str:
         """What distinguishes its trial from those of other ways."""
-        return f"{len(self.kernels)} kernels{', everywhere' * self.kernels.everywhere}, {self.num_slots} slots"
+        kernels = "one call" if self.kernels.decoder else f"{len(self.kernels)} kernels"
+        return f"{kernels}{', everywhere' * self.kernels.everywhere}, {self.num_slots} slots"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The ways to run a target's passes, best first, and the choice among them. Each is tried once per model.
 
-With uag's kernels, a token's bits do not depend on the candidates around it. Passes that a device records as graphs
-have one fixed width, over a cache of one fixed length: every pass after the prompt has the same shape, with candidates
-or with padding, so a token's logits depend only on the tokens before it, if the kernels of the device compute a token
-in the same way in every row of a pass. With PyTorch's operations otherwise, candidates may change how logits round.
+With uag's kernels, a token's bits do not depend on the candidates around it; the fastest pass is one call of them.
+Passes that a device records as graphs have one fixed width, over a cache of one fixed length. So every pass after the
+prompt has the same shape, with candidates or with padding, and a token's logits depend only on the tokens before it, if
+the kernels of the device compute a token in the same way in every row of a pass. With PyTorch's operations otherwise,
+candidates may change how logits round.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from uag.hf import blocks, models, positions
 from uag.hf.cache import caches
 from uag.hf.cache.recorded_target import RecordedTarget
 from uag.hf.devices import graphs_of
+from uag.kernels import Decoder, decoder_of
 
 WIDTH = 8
 """Tokens per row of every pass after the prompt. Increase to verify more candidates in a pass; decrease to make passes
@@ -43,6 +45,12 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
     """Return the best way to run a call's passes as wide as their candidates, and what its trial found."""
     chosen = None
     ways = [Way(call.kernels), Way(call.kernels.replacing_functions())] if call.kernels else []
+    decoder = _decoder(call) if ways else None
+    if decoder is not None:
+        way = Way(call.kernels.in_one_call(decoder))
+        found = trial.run(call, way, is_ragged=is_ragged)
+        if not (found.is_wrong or found.refusal or found.dependence):
+            return way, found
     for way in ways:
         found = trial.run(call, way, is_ragged=is_ragged)
         if found.is_wrong:
@@ -52,6 +60,14 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
         if found.refusal or not found.dependence:
             break
     return chosen or (Way(), trial.run(call, Way(), is_ragged=is_ragged))
+
+
+def _decoder(call: Call) -> Decoder | None:
+    """Return what runs the passes of a call in one call of the kernels each; None if it cannot run all of them."""
+    if Limits(call, ()).is_static or not call.stopping.max_length:
+        return None
+    found = decoder_of(call.model, "model")
+    return found if isinstance(found, Decoder) and _most_slots(call) <= found.max_positions else None
 
 
 def record(call: Call) -> tuple[Call, RecordedTarget | None, str]:

@@ -2,7 +2,8 @@
 
 from uag.kernels.decoder import Decoder
 from uag.kernels.decoder_cache import Cache
+from uag.kernels.decoders import decoder_of
 from uag.kernels.placing import FEW_ROWS, OwnKernels, switched
 from uag.kernels.rounding import Seen, Watch, watching
 
-__all__ = ["FEW_ROWS", "Cache", "Decoder", "OwnKernels", "Seen", "Watch", "switched", "watching"]
+__all__ = ["FEW_ROWS", "Cache", "Decoder", "OwnKernels", "Seen", "Watch", "decoder_of", "switched", "watching"]

@@ -4,11 +4,13 @@
 
 enum { EMBED, LINEAR, ROTATE, ATTEND, ADD };              /* kinds of steps */
 enum { STORE, ACTIVATE, GATE_FIRST, ACCUMULATE };         /* what LINEAR does with its results */
-#define OUTPUTS 64 /* most outputs that a thread computes before it stores them */
+#define OUTPUTS 256 /* most outputs that a thread computes before it stores them */
+#define ROWS 64 /* the most of weights whose inputs follow each other: few enough for the second cache */
 #define TOKENS 8   /* rows of a product that a thread computes before it stores them */
 #define SMALL (48 << 10) /* bytes of weights that are read again for the next rows: few enough for the second cache */
 
-typedef struct { const void *data; const float *scales, *bias; int64_t num_out, num_in; int type; } Weight; /* Q8 has `scales` */
+typedef struct { const void *data; const float *scales, *bias; int64_t num_out, num_in; int type; int64_t stride; } Weight;
+/* Q8 has `scales`. `stride` is 0 if the inputs of an output follow each other, and else from one input to the next, as in Conv1D. */
 typedef struct { const float *weight, *bias; float eps; int center, in_use; } Norm;
 typedef struct {
     Weight w[3]; /* EMBED: the table, and the table of positions; LINEAR: of one input, whose outputs follow each other */
@@ -51,11 +53,14 @@ static void prepare(const Work *k, const Step *s, int64_t token, char *to, float
     float *out = (float *)to;
     int64_t width = packed(w->num_in, w->type), half = k->kernel->lanes;
     memset(out, 0, width * sizeof *out);
-    if (w->type != BF16) { memcpy(out, x, w->num_in * sizeof *x); return; }
+    if (w->type != BF16 || w->stride) { memcpy(out, x, w->num_in * sizeof *x); return; }
     for (int64_t i = 0; i < w->num_in; i++) out[i / (2 * half) * 2 * half + i % 2 * half + i % (2 * half) / 2] = x[i];
 }
 static void multiply(const Work *k, const Weight *w, const char *x, int64_t size, int64_t rows, int64_t from, int64_t n, float (*y)[OUTPUTS]) {
-    if (!is_coded(w->type)) {
+    if (w->stride) {
+        for (int64_t r = 0; r < rows; r++) memset(y[r], 0, sizeof *y);
+        k->kernel->mix((const float *)x, size / 4, rows, offset(w->data, from, w->type), w->stride * SIZE(w->type), y[0], OUTPUTS, n, w->num_in, w->type);
+    } else if (!is_coded(w->type)) {
         k->kernel->dots((const float *)x, size / 4, rows, offset(w->data, from * w->num_in, w->type), w->num_in * SIZE(w->type), y[0], OUTPUTS, n, w->num_in, w->type);
     } else {
         int64_t lanes = k->coded->lanes, bytes = block_size(w, (int)lanes);
@@ -82,7 +87,7 @@ static void linear_step(const Work *k, const Step *s, int me, int all) {
     for (int64_t part = 0, shift = 0; part < parts; shift += s->w[part++].num_out) {
         const Weight *w = s->w + part;
         int64_t unit = is_coded(w->type) ? k->coded->lanes : 8, fit = SMALL / (block_size(w, 1) + 1) / unit * unit;
-        int64_t chunk = fit < unit ? unit : at_most(fit, OUTPUTS), units = blocks(w->num_out, unit), n;
+        int64_t chunk = fit < unit ? unit : at_most(fit, w->stride ? OUTPUTS : ROWS), units = blocks(w->num_out, unit), n;
         int64_t o = units * me / all * unit, end = at_most(units * (me + 1) / all * unit, w->num_out);
         for (; o < end; o += n) {
             n = at_most(end - o, chunk);
@@ -153,6 +158,7 @@ static void attend(const Work *k, const Step *s, int64_t sequence, int64_t head,
     const Pass *p = k->p;
     const Past *past = p->past ? p->past + s->layer : 0;
     int64_t group = p->heads / p->kv_heads, rows = at_most(group * p->counts[sequence] - begin, most), token = p->first[sequence];
+    int is_finite = 1;
     int64_t last = p->positions[token + (begin + rows - 1) / group], low = p->positions[token + begin / group] + 1 - s->window;
     low = s->window && low > 0 ? low : 0;
     int64_t n = last + 1 - low, base = p->base[sequence], num_past = past && base > low ? at_most(base, last + 1) - low : 0;
@@ -190,9 +196,11 @@ static void attend(const Work *k, const Step *s, int64_t sequence, int64_t head,
         if (n > num_past) k->kernel->mix(scores + num_past, stride, rows, own_v + at * SIZE(p->cache_type), own_stride, y[0], VALUES + 16, columns, n - num_past, p->cache_type);
         for (int64_t r = 0; r < rows; r++) {
             float *to = p->buffers[3] + (token + (begin + r) / group) * p->sizes[3] + (head * group + (begin + r) % group) * p->dim + at;
-            for (int64_t i = 0; i < columns; i++) to[i] = y[r][i] / y[r][VALUES];
+            for (int64_t i = 0; i < columns; i++) to[i] = y[r][i] / y[r][VALUES], is_finite &= isfinite(to[i]) != 0;
         }
     }
+    /* Keys that a query does not see have weight 0, but their values may be infinite: each query is repeated without them. */
+    for (int64_t r = 0; !is_finite && rows > 1 && r < rows; r++) attend(k, s, sequence, head, begin + r, 1, scratch);
 }
 static void add_step(const Work *k, const Step *s, int64_t token, float *line) {
     const Pass *p = k->p;

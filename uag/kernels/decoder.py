@@ -148,11 +148,13 @@ class Decoder:
         key = weight.data_ptr(), form
         num_out, num_in = weight.shape
         if key not in self._coded:  # an embedding may be the head's weight
-            weight = weight.contiguous()
             if form == "model":
-                self._coded[key] = steps.CWeight(self._keep(weight), 0, 0, num_out, num_in, TYPES[weight.dtype])
+                weight = weight if weight.stride(0) == 1 else weight.contiguous()
+                stride = 0 if weight.is_contiguous() else weight.stride(1)
+                self._kept.append(weight)
+                self._coded[key] = steps.CWeight(weight.data_ptr(), 0, 0, num_out, num_in, TYPES[weight.dtype], stride)
             else:
-                self._coded[key] = self._codes(weight, form)
+                self._coded[key] = self._codes(weight.contiguous(), form)
         found = steps.CWeight.from_buffer_copy(self._coded[key])
         found.bias = self._floats(layer.bias)
         return found

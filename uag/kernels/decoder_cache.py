@@ -11,14 +11,19 @@ from uag.kernels.steps import TYPES
 if TYPE_CHECKING:
     from uag.kernels.decoder import Decoder
 
-_DTYPE = torch.float16
-
 _FIRST_SLOTS = 512
-"""Tokens of a new cache, which is doubled when it is full."""
+"""Tokens of a draft's new cache. A cache is doubled when it is full."""
 
 
 class Cache:
     """The keys and values of some sequences.
+
+    Args:
+        decoder: whose.
+        num_sequences: number of sequences.
+        num_threads: see below.
+        num_slots: tokens of each sequence for which there is room at first.
+        dtype: of keys and values.
 
     Attributes:
         lengths: the tokens of each sequence; lower one to remove its last tokens.
@@ -28,7 +33,14 @@ class Cache:
         tensor: [layers, 2, sequences, kv_heads, capacity, head_dim].
     """
 
-    def __init__(self, decoder: "Decoder", num_sequences: int, num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        decoder: "Decoder",
+        num_sequences: int,
+        num_threads: int | None = None,
+        num_slots: int = _FIRST_SLOTS,
+        dtype: torch.dtype = torch.float16,
+    ) -> None:
         self.num_threads = num_threads
         layers, kv_heads, dim = decoder.shape
         self.lengths = [0] * num_sequences
@@ -36,7 +48,7 @@ class Cache:
         self.past: Any = None
         self.places = [0] * num_sequences  # in the cache that `past` is of
         self._windows = decoder.windows
-        self.tensor = torch.zeros((layers, 2, num_sequences, kv_heads, _FIRST_SLOTS, dim), dtype=_DTYPE)
+        self.tensor = torch.zeros((layers, 2, num_sequences, kv_heads, num_slots, dim), dtype=dtype)
 
     def fits(self, decoder: "Decoder", num_sequences: int) -> bool:
         """Return whether a decoder can use this cache for so many sequences."""

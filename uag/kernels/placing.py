@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from uag import forks
 from uag.hf import devices, foreign_code, inspection, models
 from uag.kernels import functions, kernel, operations, registries
+from uag.kernels.decoder import Decoder
 
 _thread = threading.local()
 
@@ -42,10 +43,14 @@ class OwnKernels:
             since hooks may change.
         everywhere: also replace functions that a forward calls itself, such as a router's product. Every function that
             a pass calls then costs some microseconds more.
+
+    Attributes:
+        decoder: runs the model's passes in one call; None if layers run one by one.
     """
 
     def __init__(self, model: nn.Module | None = None, *, everywhere: bool = False) -> None:
         self.everywhere = everywhere
+        self.decoder: Decoder | None = None
         self._why_none = next(filter(None, _exclusions(model)), "")
         placed = [] if self._why_none else [_Placed.on(module) for module in inspection.modules(model)]
         has_weights = any(each is not None and isinstance(each.layer, nn.Linear | Conv1D) for each in placed)
@@ -64,6 +69,12 @@ class OwnKernels:
         """Return the same operations with `everywhere`."""
         other = copy.copy(self)
         other.everywhere = True
+        return other
+
+    def in_one_call(self, decoder: Decoder) -> "OwnKernels":
+        """Return the same operations, for passes that `uag.kernels.one_call` does not run."""
+        other = copy.copy(self)
+        other.decoder = decoder
         return other
 
     @contextmanager

@@ -16,7 +16,10 @@ _P, _L, _F, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 class CWeight(ctypes.Structure):
     """A weight, as it is or as codes."""
 
-    _fields_ = [("data", _P), ("scales", _P), ("bias", _P), ("num_out", _L), ("num_in", _L), ("type", ctypes.c_int)]
+    _fields_ = [
+        ("data", _P), ("scales", _P), ("bias", _P), ("num_out", _L), ("num_in", _L),
+        ("type", ctypes.c_int), ("stride", _L),
+    ]  # fmt: skip
 
 
 class CNorm(ctypes.Structure):

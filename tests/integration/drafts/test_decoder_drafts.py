@@ -35,8 +35,9 @@ from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model, tiny_target, twin
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
-from uag.drafting.models.decoder import DecoderPasses, _known, decoder_of
+from uag.drafting.models.decoder import DecoderPasses
 from uag.kernels import Cache, Decoder, kernel
+from uag.kernels.decoders import _known, decoder_of
 from uag.projection import DraftRow, Feed, Node, link
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")

@@ -9,9 +9,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.models import STATEFUL, tiny_model
-from uag.drafting.models.decoder import decoder_of
 from uag.hf.decoder import describe
-from uag.kernels import Cache, Decoder, kernel
+from uag.kernels import Cache, Decoder, decoder_of, kernel
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
 

@@ -130,7 +130,7 @@ def test_every_entry_point() -> None:
 
 
 def test_the_copy_is_shared_and_freed_with_the_target() -> None:
-    from uag.drafting.models.decoder import decoder_of
+    from uag.kernels import decoder_of
 
     target, tokenizer = tiny_target("llama")
     assistants = copying(tokenizer), copying(tokenizer)

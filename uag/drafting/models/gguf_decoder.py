@@ -13,9 +13,9 @@ from torch import nn
 from uag import forks
 from uag.drafting.drafter import Counts
 from uag.drafting.models.base import Passes
-from uag.drafting.models.decoder import MOST_KEPT, decoder_of
+from uag.drafting.models.decoder import MOST_KEPT
 from uag.gguf import GgufDraft, UnknownFileError, load_model
-from uag.kernels import Cache, Decoder, OwnKernels
+from uag.kernels import Cache, Decoder, OwnKernels, decoder_of
 from uag.projection import Node
 
 _decoders: weakref.WeakValueDictionary[Any, Decoder] = weakref.WeakValueDictionary()

@@ -10,12 +10,11 @@ from typing import Any
 
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.models.base import Passes
-from uag.drafting.models.decoder import decoder_of
 from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.rows import RowMaker, SharedRow
 from uag.errors import PairError
 from uag.hf.cache import caches
-from uag.kernels import Cache, Decoder
+from uag.kernels import Cache, Decoder, decoder_of
 from uag.lookahead import clock
 from uag.projection import Node
 from uag.proposal import Proposal

@@ -1,6 +1,6 @@
 """The parts of a decoder: embeddings, blocks and head."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -104,3 +104,11 @@ class Description:
     head_dim: int
     angles: Callable[[str, int], tuple[torch.Tensor, torch.Tensor]]
     max_positions: int
+
+    def layers(self) -> Iterator[Linear]:
+        """Yield all products."""
+        for block in self.blocks:
+            attention, mlp = block.attention, block.mlp
+            gates = [] if mlp.gate is None else [mlp.gate]
+            yield from (attention.query, attention.key, attention.value, attention.out, *gates, mlp.up, mlp.down)
+        yield self.head

@@ -2,7 +2,7 @@
 
 Nothing here names a class of transformers. Modules are recognized by the names that decoders share, and a norm or an
 embedding by what it computes. `uag.kernels.decoder` runs a description, and a trial compares it with the model
-(`uag.drafting.models.decoder`), so a model that is read wrongly is left to PyTorch.
+(`uag.kernels.decoders`), so a model that is read wrongly is left to PyTorch.
 """
 
 import inspect
