@@ -189,6 +189,8 @@ def _in_use(model: Any) -> Iterator[None]:
 
 
 def _outcome(stats: uag.Stats, is_rounded: bool) -> Outcome:
+    if failures := [reason for reason in stats.fallbacks if "stopped drafting" in reason]:
+        raise DifferenceError("the draft fails", failures[0])
     if is_rounded:
         return Outcome("rounding")
     if stats.num_accepted_tokens:

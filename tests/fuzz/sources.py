@@ -16,7 +16,7 @@ from tests.support.models import ARCHITECTURES, tiny_draft, twin
 from tests.support.trained import PAIRS, trained
 from tests.support.walk import SharedDrafter
 from uag.drafting import TextDrafter
-from uag.drafting.models.decoder import decoder_of
+from uag.kernels import decoder_of
 
 DRAFTS = ("draft", "twin", "same", "copy")
 SOURCES = ("drafter", "garbage", "lookup", "memory", "prediction ids", "prediction", "text", *DRAFTS, "none")

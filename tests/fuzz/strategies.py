@@ -208,7 +208,7 @@ def cases(draw: st.DrawFn) -> Case:
     around = set(draw(st.lists(st.sampled_from(list(AROUND)), max_size=2))) if draw(_one_in(4)) else set()
     if change or "embeds" in extras or built(target)[0].config.is_encoder_decoder:
         around -= set(CASTS)  # `rounding` cannot repeat these
-    if around & set(MODES) and not change and draw(st.booleans()):
+    if around & set(MODES) and not (change or caches) and draw(st.booleans()):
         settings["trust_changes"] = True
     rows = tuple(draw(st.lists(ROW, min_size=1, max_size=draw(st.sampled_from((1, 1, 2, 4))))))
     is_fresh = change not in WRAPPED and target not in TRAINED and draw(_one_in(8))
