@@ -107,6 +107,26 @@ def test_blocks_that_are_never_right() -> None:
     assert stats.fallbacks[0].endswith("of their standard deviation), so this call falls back to plain decoding")
 
 
+class Switchable(Peeking):
+    """Becomes `Peeking` by an attribute of its own, or of its configuration."""
+
+    peeks = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        is_on = self.peeks or getattr(self.config, "peeks", False)
+        return (Peeking if is_on else LlamaForCausalLM).forward(self, *args, **kwargs)
+
+
+@pytest.mark.parametrize("switch", [lambda model: model, lambda model: model.config], ids=["module", "configuration"])
+def test_an_attribute_that_is_switched_after_the_first_call_is_seen(switch: Callable[[Any], Any]) -> None:
+    model = made(Switchable)
+    assert check(model, left_padded(PROMPTS[:1])).num_accepted_tokens > 0
+    switch(model).peeks = True
+    stats = check(model, left_padded(PROMPTS[:1]))
+    assert stats.num_candidate_tokens == 0
+    assert "computes different logits for a block" in stats.fallbacks[0]
+
+
 @pytest.mark.parametrize("kind", [Usual, Backwards, Slots])
 @ROWS
 def test_what_passes_the_trial_is_assisted_carefully(kind: type, num_rows: int) -> None:
