@@ -176,6 +176,13 @@ def _targets(draw: st.DrawFn) -> tuple[str, str]:
 
 
 @st.composite
+def _around(draw: st.DrawFn, *, is_repeated: bool) -> set[str]:
+    """Draw what a call is in; autocast only where `rounding` can repeat the passes."""
+    found: list[str] = draw(st.one_of(*3 * [st.just([])], st.lists(st.sampled_from(list(AROUND)), max_size=2)))
+    return set(found) if is_repeated else set(found) - set(CASTS)
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Draw a case that plain decoding and uag usually both accept."""
     target, change = draw(_targets())
@@ -205,9 +212,7 @@ def cases(draw: st.DrawFn) -> Case:
     if source in DRAFTS and door != "install":
         forms = ("int8", "int4") if source == "copy" else ("int8", "int4", "model")
         settings["draft_weights"] = draw(st.sampled_from(forms))
-    around = set(draw(st.lists(st.sampled_from(list(AROUND)), max_size=2))) if draw(_one_in(4)) else set()
-    if change or "embeds" in extras or built(target)[0].config.is_encoder_decoder:
-        around -= set(CASTS)  # `rounding` cannot repeat these
+    around = draw(_around(is_repeated=not (change or "embeds" in extras or built(target)[0].config.is_encoder_decoder)))
     if around & set(MODES) and not (change or caches) and draw(st.booleans()):
         settings["trust_changes"] = True
     rows = tuple(draw(st.lists(ROW, min_size=1, max_size=draw(st.sampled_from((1, 1, 2, 4))))))
