@@ -1,4 +1,4 @@
-"""Time a model's passes over 1 to 8 tokens, with uag's kernels and with PyTorch's operations.
+"""Time a model's passes over 1 to 8 tokens: in one call of uag's kernels, with the kernels of its layers, in PyTorch.
 
     python benchmarks/pass_widths.py MODEL [--dtype float32] [--context 64] [--trials 13]
 
@@ -12,13 +12,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 import common
 import torch
 from transformers import DynamicCache
 
 from uag.hf.cache.caches import CACHE
-from uag.kernels import OwnKernels
+from uag.kernels import Decoder, OwnKernels, decoder_of, one_call
 from uag.loading import load_model
 
 WIDTHS = (1, 2, 4, 6, 8)
@@ -26,7 +27,7 @@ COLUMNS = {"arm": "{arm}", **{str(width): f"{{ms[{width}]:.0f}} ({{ratio[{width}
 
 
 def main() -> None:
-    """Measure both arms."""
+    """Measure all arms."""
     parser = common.make_parser(__doc__, trials=13, context=64)
     parser.add_argument("model", help="name or folder")
     parser.add_argument("--dtype", default="float32")
@@ -39,18 +40,28 @@ def main() -> None:
 def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[common.Row]:
     """Yield each arm's medians."""
     model = load_model(name, dtype=dtype, device="cpu")
-    arms = {"kernels": OwnKernels(model), "PyTorch": OwnKernels()}
     ids = torch.arange(100, 100 + max(arguments.context, max(WIDTHS)))[None]
     cache = DynamicCache(config=model.config)
-    model(ids[:, : arguments.context], **{CACHE: cache})
+    kernels, decoder = OwnKernels(model), decoder_of(model, "model")
+    with kernels.in_place(), kernels.reading():
+        model(ids[:, : arguments.context], **{CACHE: cache})
+
+    def run(arm: str, inputs: dict[str, Any]) -> None:
+        used = kernels if arm != "PyTorch" else OwnKernels()
+        with used.in_place(), used.running():
+            if arm != "one call":
+                model(**inputs)
+            elif one_call.run(decoder, inputs, inputs["input_ids"].shape[1]) is None:
+                raise SystemExit("A pass did not run in one call.")
+
+    arms = ["one call", "kernels", "PyTorch"] if isinstance(decoder, Decoder) else ["kernels", "PyTorch"]
     seconds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for trial in range(arguments.trials + 1):
         for width in WIDTHS:
-            for arm, kernels in arms.items():
-                with kernels.in_place(), kernels.running():
-                    start = time.perf_counter()
-                    model(ids[:, :width], **{CACHE: cache})
-                    taken = time.perf_counter() - start
+            for arm in arms:
+                start = time.perf_counter()
+                run(arm, {"input_ids": ids[:, :width], CACHE: cache})
+                taken = time.perf_counter() - start
                 cache.crop(-width)
                 if trial:  # the first warms up
                     seconds[arm, width].append(taken)

@@ -273,7 +273,8 @@ class Assistant:
         stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.options.prediction if prediction is None else prediction
-        drafter = session.with_free_sources(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
+        num_rows, processors = call.input_ids.shape[0], call.logits_processor
+        drafter = session.with_free_sources(drafter, prediction, call.model, num_rows, tokenizer, processors)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""
             stats.fall_back(self.draft_refusal + effect)

@@ -15,6 +15,7 @@ class Case:
         is_fresh: whether the target is a copy that uag has never seen; else uag has assisted it before it was changed.
         source: where candidates come from, see `sources`.
         door: "assistant", "custom_generate" or "install".
+        around: names of contexts that the calls are in, see `around.AROUND`.
         rows: prompts, as text or ids (modulo the vocabulary); several are padded on the left.
         options: keyword arguments of `generate` that are plain data.
         extras: names of objects that are made anew for each call, see `options.EXTRAS`.
@@ -28,6 +29,7 @@ class Case:
     is_fresh: bool = False
     source: str = "drafter"
     door: str = "assistant"
+    around: tuple[str, ...] = ()
     rows: tuple[str | tuple[int, ...], ...] = ((5, 9, 14),)
     options: dict[str, Any] = field(default_factory=lambda: {"max_new_tokens": 12})
     extras: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch
 import transformers
 
 import uag
+from tests.fuzz.around import around, held, is_cast
 from tests.fuzz.case import Case, DifferenceError
 from tests.fuzz.options import REFUSED, arguments, prompts
 from tests.fuzz.rounding import is_rounding
 from tests.fuzz.sources import DRAFTS, door_of, draft_of, use
 from tests.fuzz.targets import assist, built, changed
 from tests.support.differences import differences
+from tests.support.forked import forked
 from uag.bench.equality import first_difference
 from uag.errors import UagError
 from uag.hf.cache import growing
@@ -77,7 +80,7 @@ def compare(case: Case) -> Outcome:
             draft_of(case.target, case.source)  # some are copies of the target, so make them before it is changed
         if case.is_fresh:
             base = copy.deepcopy(base)
-        elif case.change or case.extras:
+        elif case.change or case.extras or case.around:
             use(base)
         plain = _see(case, base, lambda model, **kwargs: model.generate(**kwargs))
         with changed(base, case.change) as model:
@@ -95,13 +98,40 @@ def compare(case: Case) -> Outcome:
                 raise
             if not found.has_raised:
                 outcome = _outcome(stats_of(model), is_rounded)
-        if outcome.kind == "assisted" and generator is None and stats_of(model).is_draft_independent:
-            _check_bits(case, base, tokenizer, found)
+        if outcome.kind == "assisted" and generator is None:
+            _check_bits(case, base, tokenizer, found, stats_of(model))
+        if "fork" in case.extras:
+            _check_child(case, base, plain, width, generate, generator)
         return outcome
 
 
-def _check_bits(case: Case, base: Any, tokenizer: Any, found: Seen) -> None:
+def _check_child(case: Case, base: Any, plain: Seen, width: int, generate: Any, generator: Any) -> None:
+    """Repeat a case in a child that is forked while another thread is in the same call."""
+
+    def child() -> str:
+        if _fingerprint(base) != before:
+            return "model: the other thread's call left it changed"
+        try:
+            _check(case, base, plain, _see(case, base, generate, generator), width)
+        except DifferenceError as difference:
+            return str(difference)
+        return ""
+
+    before = _fingerprint(base)
+    alone = case.change or case.door == "install"  # which change what threads share
+    call = partial(_see, case, base, generate, generator)
+    with nullcontext() if alone else held(case, call):
+        report = forked(child)
+    if report:
+        raise DifferenceError("in a forked child", report)
+
+
+def _check_bits(case: Case, base: Any, tokenizer: Any, found: Seen, stats: uag.Stats) -> None:
     """Compare ids, scores and logits with those of uag without a draft, bit for bit, where both promise them."""
+    if not stats.is_draft_independent:
+        if "draft_independent" in case.settings and case.door != "install":
+            raise DifferenceError("draft_independent", stats.draft_dependence)
+        return
     reference = uag.Assistant(None, None, tokenizer, trust_changes=True)
     expected = _see(case, base, reference.generate)
     if expected.has_raised or not reference.stats.is_draft_independent or "own_kernels" in case.options:
@@ -123,7 +153,7 @@ def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.G
         try:
             kwargs = arguments(case, model, built(case.target)[1])
             torch.manual_seed(case.seed)
-            with _in_use(model) if "threads" in case.extras else nullcontext():
+            with _in_use(model) if "threads" in case.extras else nullcontext(), around(case):
                 result = generate(model, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever transformers raises
             result = error
@@ -159,6 +189,8 @@ def _in_use(model: Any) -> Iterator[None]:
 
 
 def _outcome(stats: uag.Stats, is_rounded: bool) -> Outcome:
+    if failures := [reason for reason in stats.fallbacks if "stopped drafting" in reason]:
+        raise DifferenceError("the draft fails", failures[0])
     if is_rounded:
         return Outcome("rounding")
     if stats.num_accepted_tokens:
@@ -180,16 +212,20 @@ def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
         if difference is not None:
             detail = f"row {difference.row}, output {difference.step}: {difference.arm_id}, plain {difference.plain_id}"
             raise DifferenceError("ids", detail)
-    mask = plain.kwargs.get("attention_mask")
-    if mask is None and plain.ids.shape[1] > width:  # transformers reads it off the padding
-        mask = (plain.ids[:, :width] != 0).long()
-    mask = None if mask is None or mask.all() or width != mask.shape[1] else mask
+    mask, tolerance = _mask(plain, width), float("inf") if is_cast(case) else TOLERANCE
     for name, one, other in (("result", plain.result, found.result), ("arguments", plain.kwargs, found.kwargs)):
-        for path, detail in differences(one, other, mask, TOLERANCE):
+        for path, detail in differences(one, other, mask, tolerance):
             raise DifferenceError(f"{name}{path}".rstrip("0123456789[]"), f"{name}{path}: {detail}")
     if not torch.equal(plain.state, found.state):
         raise DifferenceError("generator", "the random generator's final state")
     return False
+
+
+def _mask(plain: Seen, width: int) -> torch.Tensor | None:
+    mask = plain.kwargs.get("attention_mask")
+    if mask is None and plain.ids.shape[1] > width:  # transformers reads it off the padding
+        mask = (plain.ids[:, :width] != 0).long()
+    return None if mask is None or mask.all() or width != mask.shape[1] else mask
 
 
 def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
@@ -197,6 +233,7 @@ def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
     if not found.has_raised:
         raise DifferenceError("raises nothing", f"plainly: {plain.result!r:.300}")
     may_refuse = plain.has_raised or any(name in case.options for name in REFUSED)
+    may_refuse |= case.source == "copy" and "cannot draft for itself" in str(found.result)
     if not (isinstance(found.result, UagError) and may_refuse) and type(found.result) is not type(plain.result):
         raise DifferenceError(
             f"raises {_place(found.result)}", _told(found.result) + f"\nplainly: {plain.result!r:.300}"
@@ -226,7 +263,8 @@ def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     width, num_rows = inputs["input_ids"].shape[1], plain.ids.shape[0]
     inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
     temperature = case.options.get("temperature", 1.0) if case.options.get("do_sample") else 0.0
-    return is_rounding(model, inputs, plain.ids[:, width:], difference, temperature=temperature, seed=case.seed)
+    with around(case):
+        return is_rounding(model, inputs, plain.ids[:, width:], difference, temperature=temperature, seed=case.seed)
 
 
 def _place(error: Exception) -> str:

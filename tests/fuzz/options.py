@@ -1,5 +1,6 @@
 """The arguments of one call, created anew each time: prompts, options, and the caller's objects."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,7 @@ CRITERIA: dict[str, Callable[[Any], StoppingCriteria]] = {
 
 EXTRAS = (
     "threads",
+    *(["fork"] if hasattr(os, "fork") else []),
     *CRITERIA,
     "ends",
     "ends often",

@@ -51,7 +51,7 @@ def is_rounding(
         return False
     forms = _forms(model, inputs, plain_ids.to(device), difference)
     alone = next(forms)
-    noise, in_half = torch.zeros_like(alone), is_half(model)
+    noise, in_half = torch.zeros_like(alone), is_half(model) or torch.is_autocast_enabled("cpu")
     change = max(float((alone - block).abs().max()) for block in forms) if in_half else 0.0
     if temperature:  # plain decoding adds the noise to logit / temperature
         drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)

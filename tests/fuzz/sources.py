@@ -16,8 +16,9 @@ from tests.support.models import ARCHITECTURES, tiny_draft, twin
 from tests.support.trained import PAIRS, trained
 from tests.support.walk import SharedDrafter
 from uag.drafting import TextDrafter
+from uag.kernels import decoder_of
 
-DRAFTS = ("draft", "twin", "same")
+DRAFTS = ("draft", "twin", "same", "copy")
 SOURCES = ("drafter", "garbage", "lookup", "memory", "prediction ids", "prediction", "text", *DRAFTS, "none")
 
 
@@ -33,6 +34,8 @@ def use(model: Any) -> None:
 def draft_of(target: str, kind: str) -> tuple[Any, Any]:
     """Return a draft for a target, and its tokenizer: of another family, with shuffled ids, or with the same ids."""
     model, tokenizer = built(target)
+    if kind == "copy":
+        return kind, None
     if kind == "draft":
         return trained(dict(PAIRS)[target]) if target in TRAINED else tiny_draft(target)
     if kind == "twin":
@@ -47,10 +50,11 @@ def draft_of(target: str, kind: str) -> tuple[Any, Any]:
 
 def drafts_of(target: str) -> tuple[str, ...]:
     """Return the names of the drafts for a target."""
+    copies = () if isinstance(decoder_of(built(target)[0], "int4"), str) else ("copy",)
     if target in ("t5", "bart") or target not in (*ARCHITECTURES, *TRAINED):
-        return ()
+        return copies
     is_twin = target in ARCHITECTURES and ARCHITECTURES[target][2].startswith(("byte_level", "llama"))
-    return ("draft", "same", *(["twin"] if is_twin else []))
+    return ("draft", "same", *(["twin"] if is_twin else []), *copies)
 
 
 def _spoiled_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from tests.fuzz.around import AROUND, CASTS, MODES
 from tests.fuzz.case import Case
 from tests.fuzz.options import CACHES, EXTRAS, REFUSED
 from tests.fuzz.sources import DRAFTS, SOURCES, drafts_of
@@ -78,6 +79,7 @@ _SETTINGS: dict[str, Any] = {
     "own_kernels": st.just(False),
     "min_confidence": st.sampled_from((0.3, 0.9)),
     "prompt_lookup": st.just(False),
+    "draft_independent": st.just(True),
 }
 
 
@@ -195,10 +197,22 @@ def cases(draw: st.DrawFn) -> Case:
         options.pop("stop_strings", None)
     if change.startswith("training") or "second_expert_policy" in target:
         extras.discard("generator")  # the target's own draws come from the default generator
+    if "prompt_lookup_num_tokens" in options:
+        extras.discard("own length")  # transformers' own assisted decoding may then never end
     settings: dict[str, Any] = {"num_candidate_tokens": draw(st.sampled_from((4, 1, 2, 7, None)))}
     for name in draw(st.lists(st.sampled_from(list(_SETTINGS)), max_size=1)):
         settings[name] = draw(_SETTINGS[name])
+    if source in DRAFTS and door != "install":
+        forms = ("int8", "int4") if source == "copy" else ("int8", "int4", "model")
+        settings["draft_weights"] = draw(st.sampled_from(forms))
+    around = set(draw(st.lists(st.sampled_from(list(AROUND)), max_size=2))) if draw(_one_in(4)) else set()
+    if change or "embeds" in extras or built(target)[0].config.is_encoder_decoder:
+        around -= set(CASTS)  # `rounding` cannot repeat these
+    if around & set(MODES) and not (change or caches) and draw(st.booleans()):
+        settings["trust_changes"] = True
     rows = tuple(draw(st.lists(ROW, min_size=1, max_size=draw(st.sampled_from((1, 1, 2, 4))))))
     is_fresh = change not in WRAPPED and target not in TRAINED and draw(_one_in(8))
     right, seed = draw(st.sampled_from((0.7, 0.9, 1.0, 0.4))), draw(st.integers(0, 99))
-    return Case(target, change, is_fresh, source, door, rows, options, tuple(sorted(extras)), settings, right, seed)
+    contexts = tuple(sorted(around))
+    extra = tuple(sorted(extras))
+    return Case(target, change, is_fresh, source, door, contexts, rows, options, extra, settings, right, seed)

@@ -10,6 +10,7 @@ import uag
 from tests.conftest import detach_all
 from tests.support.calls import EOS_IDS
 from tests.support.models import tiny_target
+from uag.decoding import ways
 
 
 @pytest.fixture
@@ -18,6 +19,12 @@ def installed() -> Iterator[None]:
     uag.install()
     yield
     uag.uninstall()
+
+
+@pytest.fixture
+def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no target whose passes run in one call of the kernels."""
+    monkeypatch.setattr(ways, "decoder_of", lambda *_: "")
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tests.support.differences import differences
 from tests.support.models import tiny_target, twin
 from uag.drafting import Ask, Drafter
 from uag.hf.models import head_size
+from uag.kernels import Decoder, decoder_of
 from uag.proposal import Proposal
 from uag.stats import TARGET
 
@@ -290,12 +291,13 @@ def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def count_passes(target: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the target's forward passes in it, without changing the target."""
-    code, count = inspect.unwrap(type(target).forward).__code__, 0
+    """Run `function` and count the passes of the target in it, by its forward or in one call."""
+    codes, count = (inspect.unwrap(type(target).forward).__code__, Decoder.run.__code__), 0
+    runs = target, decoder_of(target, "model")
 
     def trace(frame: Any, event: str, _: Any) -> None:  # called for Python functions only, and without their returns
         nonlocal count
-        count += frame.f_code is code and frame.f_locals["self"] is target
+        count += frame.f_code in codes and any(frame.f_locals["self"] is each for each in runs)
 
     sys.settrace(trace)
     try:

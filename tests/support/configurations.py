@@ -1,21 +1,10 @@
-"""Configurations of every class: each field that can change how a token depends on others, alone and in drawn pairs.
+"""Configurations of every class: each field that can change how a token depends on others, alone and in drawn pairs."""
 
-`python -m tests.support.configurations RECORD docs/configurations.md` sweeps the classes that RECORD lacks, then writes
-the table; `--seconds` and `--part` bound it.
-"""
-
-import argparse
 import dataclasses
 import itertools
-import json
 import random
 import re
-import sys
-import time
-import warnings
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +16,6 @@ from tests.support.calls import seeded
 from tests.support.models import spread
 from tests.support.tiny_classes import class_names, tiny_config
 from tests.support.walk import SharedDrafter, copied, options_for
-from tests.support.walk_table import update
 from uag.hf import models
 
 NEW = 20
@@ -46,7 +34,7 @@ _WORDS = {"second_expert_policy": ("random", "sampling"), "position_embedding_ty
 _OLD = 16
 """The original length of rotary factors that change with the length."""
 
-_KINDS = ("equal, both", "equal, one-sided", "plain", "refused", "not built", "DIFFERENT")
+KINDS = ("equal, both", "equal, one-sided", "plain", "refused", "not built", "DIFFERENT")
 
 
 def _ropes(parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -116,7 +104,7 @@ def build(class_name: str, options: dict[str, Any]) -> Any:
 
 
 def examine(class_name: str, model: Any, num_rows: int, do_sample: bool, share: float) -> tuple[str, str]:
-    """Compare one call with plain decoding, and return what it was, of `_KINDS`, and the reason or the place."""
+    """Compare one call with plain decoding, and return what it was, of `KINDS`, and the reason or the place."""
     try:
         given = options_for(class_name, num_rows, do_sample, NEW)
         expected = seeded(5, copied(model).generate, **given)
@@ -174,46 +162,3 @@ def _calls(class_name: str, options: dict[str, Any]) -> Iterator[tuple[str, str]
         yield kind, reason
         if kind == "not built":
             return
-
-
-def main() -> None:
-    """Sweep the classes that the record lacks, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("record", type=Path, help="one line of JSON for each finished class")
-    parser.add_argument("page", type=Path)
-    parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("INDEX", "PARTS"))
-    parser.add_argument("--pairs", type=int, default=10, help="drawn pairs of a class")
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    end = time.monotonic() + given.seconds
-    for name in list(class_names())[given.part[0] :: given.part[1]]:
-        if name in _recorded(given.record) or time.monotonic() > end:
-            continue
-        counts: Counter[str] = Counter()
-        for _, options, kind, reason in sweep(name, 0, given.pairs):
-            counts[kind] += 1
-            if kind in ("DIFFERENT", "refused"):
-                sys.stderr.write(f"{kind} {name} {options} {reason}\n")
-        with given.record.open("a") as lines:
-            lines.write(json.dumps([name, counts]) + "\n")
-    by_class = _recorded(given.record)
-    total = sum(by_class.values(), Counter())
-    kinds = ", ".join(f"{total[kind]} {kind.lower()}" for kind in _KINDS)
-    lines = (_line(name, [counts.total(), *(counts[kind] for kind in _KINDS)]) for name, counts in by_class.items())
-    update(given.page, f"{total.total()} calls of {len(by_class)} classes: {kinds}.", lines)
-
-
-def _recorded(record: Path) -> dict[str, Counter[str]]:
-    lines = record.read_text().splitlines() if record.exists() else []
-    return {name: Counter(counts) for name, counts in sorted(map(json.loads, lines))}
-
-
-def _line(name: str, counts: list[int]) -> str:
-    return f"| {name} | " + " | ".join(map(str, counts)) + " |"
-
-
-if __name__ == "__main__":
-    main()

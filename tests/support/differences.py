@@ -52,6 +52,8 @@ def _as_data(value: Any) -> Any:
 def _tensors_differ(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None, tolerance: float) -> str:
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{tuple(other.shape)} {other.dtype}, plainly {tuple(one.shape)} {one.dtype}"
+    if one.is_inference() != other.is_inference() or one.requires_grad != other.requires_grad:
+        return "of another gradient or inference mode"
     if not one.is_floating_point():
         return "" if torch.equal(one, other) else "other values"
     place = one.dim() - 2  # of [rows, width, size] and [rows, heads, width, size]

@@ -37,6 +37,12 @@ def covering(names: str, *axes: Iterable[Any], strength: int = 2) -> pytest.Mark
     return pytest.mark.parametrize([name.strip() for name in names.split(",")], cases, ids=_label)
 
 
+def mostly_grid(values: Iterable[Any], by_default: Iterable[Any]) -> list[Any]:
+    """Return parameters; those that do not run by default have the mark grid."""
+    known = list(by_default)
+    return [value if value in known else pytest.param(value, marks=pytest.mark.grid) for value in values]
+
+
 def _label(value: Any) -> Any:
     if isinstance(value, dict) and "do_sample" in value:
         return "sampled" if value["do_sample"] else "greedy"

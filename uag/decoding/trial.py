@@ -91,8 +91,7 @@ def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
 
 def are_right(call: Call) -> bool:
     """Return whether the kernels compute what PyTorch computes for single tokens, in calls without candidates."""
-    way = Way(call.kernels)
-    key = _key(call.model), len(call.kernels)
+    way, key = Way(call.kernels), (_key(call.model), len(call.kernels))
     return once(call.model, "single tokens", lambda: not _is_wrong(call, way, (1,)), lambda _: False, key)
 
 
@@ -101,12 +100,13 @@ def _is_static(call: Call) -> bool:
 
 
 def _key(model: Any) -> Any:
-    """Return what the result depends on: layers, dtype, device and attention; in training mode, all numbers."""
+    """Return what the result depends on: layers, dtype, device, attention, and attributes that may be switches."""
     kinds = *models.kinds_of(model), foreign_code.layers_of_others(model)
-    if not is_training(model):
+    if not (is_training(model) or foreign_code.has_unknown_code(model)):
         return kinds
-    numbers = [v for m in modules(model) for v in list(vars(m).values()) if isinstance(v, bool | int | float)]
-    return *kinds, tuple(numbers), repr(model.config)
+    watched = bool | float | (int if is_training(model) else str)  # integers may count passes
+    owners = *modules(model), model.config, model.config.get_text_config(decoder=True)
+    return *kinds, tuple(v for each in owners for v in list(vars(each).values()) if isinstance(v, watched))
 
 
 def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
@@ -117,7 +117,8 @@ def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
         if way.kernels:
             operations = {name for name, _ in wide.sizes - narrow.sizes}
             seen.counts = wide.counts | narrow.counts
-            is_wrong = _is_wrong(call, way, _WIDTHS[:1], logits[0])
+            # One token is enough, because blocks are compared with single tokens.
+            is_wrong = _is_wrong(call, way, (1,), logits[0][:, :1])
             # Where rows advance independently, the second row is also computed without its padding. Its widest and its
             # narrowest block are enough, because the padded blocks of the other widths are compared with these two.
             needs_alone = is_ragged and not operations and not is_wrong
@@ -181,8 +182,8 @@ def _difference(logits: torch.Tensor, expected: torch.Tensor, *, of_all: bool = 
 
 def _is_full_precision(call: Call) -> bool:
     """Whether products are rounded to float32; on accelerators, they and convolutions may be rounded to TF32."""
-    is_highest = call.input_ids.device.type == "cpu" and not devices.float32_is_rounded()
-    return is_highest and call.model.dtype.itemsize >= 4
+    is_on_cpu = call.input_ids.device.type == "cpu"
+    return is_on_cpu and not devices.float32_is_rounded() and call.model.dtype.itemsize >= 4
 
 
 def _dependence(trials: Sequence[Sequence[torch.Tensor]], operations: set[str]) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Drafter
+from uag.drafting.grammar import GrammarTokens
 from uag.drafting.known.memory import Memory
 from uag.drafting.known.prediction import PredictionSource
 from uag.drafting.known.source import PRIORS, MemorySource, PromptLookup
@@ -62,9 +63,12 @@ class Session:
             )
 
     def with_free_sources(
-        self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
+        self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any, processors: Any
     ) -> Drafter | None:
-        """Return the drafter of a call, which uses free sources where they promise the most tokens per second."""
+        """Return the drafter of a call, which uses free sources where they promise the most tokens per second.
+
+        The grammars of the call's logits processors may force tokens beside another source.
+        """
         find_adapter = partial(self._find_adapter, model, tokenizer)
         sources: list[FreeSource] = []
         if prediction is not None:
@@ -76,9 +80,11 @@ class Session:
                 self._memory.bind(adapter.fingerprint)
             sources.append(MemorySource(self._memory, self.rates[MemorySource]))
         if isinstance(other, PromptLookup):
-            return FreeFirst(None, [*sources, other])
-        if self._looks_up and (sources or other is not None):
+            sources, other = [*sources, other], None
+        elif self._looks_up and (sources or other is not None):
             sources.append(PromptLookup(self.rates[PromptLookup]))
+        if sources or other is not None:
+            sources += GrammarTokens.of(processors, num_rows, find_adapter)
         return FreeFirst(other, sources) if sources else other
 
     def _find_adapter(self, model: Any, tokenizer: Any) -> TokenizerAdapter | None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from uag.structured import ANY_OBJECT
+
 _EVERYWHERE = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "generation_config"}
 SERVED = {
     "/v1/completions": _EVERYWHERE | {"prompt", "max_tokens", "frequency_penalty", "stop"},
@@ -57,6 +59,10 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
         return f"The body is not valid JSON in UTF-8: {error}."
     if not isinstance(body, dict):
         return "The body must be a JSON object."
+    if schema_of(body, path) is not None:
+        if body.get("tools"):
+            return "response_format is not supported together with tools: leave one of them out."
+        body = body | {"response_format": None}
     problems = chain(
         _of_fields(body, path),
         _of_tools(body.get("tools"), chat_template),
@@ -64,6 +70,15 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
         _of_extensions(body),
     )
     return next(problems, "")
+
+
+def schema_of(body: dict[str, Any], path: str) -> Any:
+    """Return the JSON schema that the answer to a chat must match; None for any text, and for formats not served."""
+    asked = body.get("response_format") if path == "/v1/chat/completions" else None
+    kind = asked.get("type") if isinstance(asked, dict) else None
+    described = asked.get("json_schema") if isinstance(asked, dict) else None
+    schema = described.get("schema") if kind == "json_schema" and isinstance(described, dict) else None
+    return ANY_OBJECT if kind == "json_object" else schema if isinstance(schema, dict) else None
 
 
 def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,9 @@ from uag.hf import models, required_names
 from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
-from uag.serving.requests import SERVED, complete, problem
+from uag.serving.requests import SERVED, complete, problem, schema_of
 from uag.stats import Totals
+from uag.structured import JsonSchemas
 
 logger = logging.getLogger("uag")
 
@@ -37,6 +39,9 @@ _MOST_OTHER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 6
 _OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 _OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
 """What transformers' server and `generate` raise for valid requests that cannot be served, and for invalid ones."""
+
+_asked_schema: ContextVar[dict[str, Any] | None] = ContextVar("_asked_schema", default=None)
+"""The JSON schema that the answer to the current request must match."""
 
 
 class _UntilEnd(BaseStreamer):
@@ -116,6 +121,7 @@ class Server:
         self._server.config.app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse()
         self._until_end = _UntilEnd()
+        self._schemas: JsonSchemas | None = None
         self._streamers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def _assist(self, manager: Any, draft: str, options: dict[str, Any]) -> Any:
@@ -151,6 +157,12 @@ class Server:
         if inputs["input_ids"].shape[1] > self._most_tokens:
             raise OptionError(self._too_long)
         complete(config, model.generation_config)
+        if (schema := _asked_schema.get()) is not None:
+            try:
+                self._schemas = self._schemas or JsonSchemas(getattr(processor, "tokenizer", processor), model)
+            except ImportError as error:
+                raise OptionError(str(error)) from error
+            inputs = {**inputs, "logits_processor": [self._schemas.processor(schema)]}
         if inspect.iscoroutinefunction(generate):  # no stream
             inputs = {**inputs, "streamer": self._until_end}
         answer = generate(model, processor, inputs, config, **kwargs)
@@ -185,6 +197,8 @@ class Server:
                 is_long = len(data) > self._most_bytes and isinstance(self._processor, PreTrainedTokenizerBase)
                 template = str(getattr(self._processor, "chat_template", None))
                 reason = self._too_long if is_long else problem(data, path, self._modality, template)
+                if not reason:
+                    _asked_schema.set(schema_of(json.loads(data), path))
             try:
                 if not reason:
                     return await run(request)

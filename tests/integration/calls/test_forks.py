@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, draft_options, left_padded, pair, seeded
 from tests.support.forked import elsewhere, forked, needs_fork
+from tests.support.grids import covering
 from tests.support.models import tiny_target
 from uag.drafting import PromptLookup
 
@@ -80,8 +81,7 @@ def _uninstalled() -> Iterator[None]:
     uag.uninstall()
 
 
-@EVERY_DOOR
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@covering("door, options", DOORS.values(), (GREEDY, SAMPLED), strength=1)
 def test_a_fork_in_another_threads_call(door: Callable[[Any], Callable[..., Any]], options: dict[str, Any]) -> None:
     target = tiny_target("llama")[0]
     expected = seeded(3, target.generate, **INPUTS, **options).tolist()

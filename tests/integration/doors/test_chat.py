@@ -44,7 +44,7 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return chat_target(tmp_path_factory.mktemp("chat") / "target")
+    return chat_target(tmp_path_factory.mktemp("chat") / "target", num_hidden_layers=4)
 
 
 def test_two_messages_and_ctrl_d(target: str) -> None:

@@ -2,18 +2,14 @@
 
 import json
 import re
-import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.support.models import tiny_model
 from tests.support.served import run_cli
-from uag import Assistant, bench
-from uag.bench import Arm, arms
+from uag import bench
 from uag.kernels import kernel
 from uag.loading import demo_folder, load_model, load_tokenizer
 
@@ -49,38 +45,17 @@ def test_the_best_draft_is_named_and_those_that_cannot_draft_come_last(
     assert nothing in drafts[nothing]["refusal"]
 
 
-@pytest.fixture
-def names_of_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Folders of a draft, called like arms of `uag bench`, in the working directory."""
+def test_drafts_can_have_the_names_of_arms(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = ["plain", "uag"]
     for name in names:
         Path(name).symlink_to(DRAFT)
-    return names
-
-
-def test_drafts_can_have_the_names_of_arms(capsys: pytest.CaptureFixture[str], names_of_arms: list[str]) -> None:
-    report = json.loads(run(capsys, TARGET, *names_of_arms, "--num-prompts", "1", "--json"))
+    report = json.loads(run(capsys, TARGET, *names, "--num-prompts", "1", "--json"))
     drafts = [arm for arm in report["arms"] if arm["draft"]]
-    assert sorted(arm["draft"] for arm in drafts) == names_of_arms
+    assert sorted(arm["draft"] for arm in drafts) == names
     assert all(arm["num_records"] == 1 and arm["speed_up"] > 0 for arm in drafts)
-
-
-def test_an_error_in_a_call_refuses_this_draft_only(
-    capsys: pytest.CaptureFixture[str], names_of_arms: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generate = Assistant.generate
-
-    def out_of_memory(self: Assistant, *arguments: Any, **options: Any) -> Any:
-        if self.draft is not None:
-            raise torch.OutOfMemoryError("out of memory")
-        return generate(self, *arguments, **options)
-
-    monkeypatch.setattr(Assistant, "generate", out_of_memory)
-    shown = run(capsys, TARGET, *names_of_arms, "--num-prompts", "1")
-    assert shown.startswith("none of these can draft for this target\n")
-    for name in names_of_arms:
-        assert f"uag {name} is excluded: OutOfMemoryError: out of memory" in shown
 
 
 def test_a_pair_that_cannot_work_is_refused_before_anything_is_measured(
@@ -118,34 +93,3 @@ def test_all_names_are_checked_before_anything_is_measured(
     assert err.splitlines()[-1].startswith(
         "uag: The tokenizer of the draft './no-such-draft' cannot be loaded: no model folder"
     )
-
-
-def test_draft_independent_drafts_are_compared_with_uag_without_a_draft(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("--num-prompts", "1", "--json", "--dtype", "bfloat16", "--draft-independent")
-    records = json.loads(run(capsys, TARGET, DRAFT, *flags))["records"]
-    of_uag = {record["arm"]: record for record in records if record["arm"].startswith("uag")}
-    assert all(record["refusal"] is record["dependence"] is None for record in of_uag.values())
-    assert of_uag["uag"]["num_accepted_tokens"] > 0
-
-    def changed(name: str, *arguments: Any) -> Arm:  # the reference of another text
-        arm = build(name, *arguments)
-        return replace(arm, generate=lambda input_ids, **_: input_ids.repeat(1, 2)) if name == "uag-no-draft" else arm
-
-    build = arms._build
-    monkeypatch.setattr(arms, "_build", changed)
-    code, out, _ = run_cli(capsys, "doctor", TARGET, DRAFT, *flags, "--max-new-tokens", "12")
-    shown = json.loads(out)
-    (record,) = [record for record in shown["records"] if record["arm"] == "uag"]
-    assert record["refusal"].startswith("differs from uag-no-draft at row 0, output token 0: ")
-    assert (code, shown["is_equal"]) == (1, False)
-
-
-def test_doctor_ends_within_its_bound_and_reports_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--num-prompts", "80", "--trials", "9", "--minutes", "0.1", "--json")
-    start_s = time.perf_counter()
-    shown = json.loads(run(capsys, TARGET, DRAFT, *flags))
-    assert time.perf_counter() - start_s < 60
-    assert shown["records"][0]["trial_seconds"]
-    assert len(shown["records"]) < 5 * 80

@@ -12,7 +12,7 @@ from uag.candidates import CandidateGenerator, CandidateGeneratorMixin
 from uag.loading import Pair, load_pair
 
 TEXT = "def read_lines(path):\n"
-OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
 @pytest.fixture(scope="module")

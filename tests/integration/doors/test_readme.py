@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 
 import uag
+from tests.support.served import chat_target
 from uag.loading import demo_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo target with 4 of its 36 layers, which takes a fraction of the time."""
+    return chat_target(tmp_path_factory.mktemp("shallow") / "target", num_hidden_layers=4)
+
+
+@pytest.fixture(autouse=True)
+def _shallow_demo(shallow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.loading.demo_folder", lambda half: shallow if half == "target" else demo_folder(half))
 
 
 def blocks(language: str, page: str = README) -> list[str]:

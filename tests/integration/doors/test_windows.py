@@ -31,7 +31,7 @@ UNIX_ONLY = {
 MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "readline", "curses")
 
 PRELUDE = f"""
-import builtins, importlib, sys
+import builtins, importlib, json, sys
 import huggingface_hub, rich.console, rich.table, typer, torch._dynamo, torch.multiprocessing
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2LMHeadModel, LlamaForCausalLM
 for module, names in {UNIX_ONLY}.items():
@@ -50,7 +50,8 @@ assert not any(name.partition(".")[0] == "uag" for name in sys.modules)
 
 CALLS = """
 import torch, uag
-pair = uag.load_pair()
+from uag.loading import demo_folder
+pair = uag.load_pair(demo_folder("draft"), demo_folder("draft"))
 tokenizer, memory = pair.target_tokenizer, uag.Memory()
 ids = torch.tensor([tokenizer(text)["input_ids"][:4] for text in ("def main(arguments):", "class Node(object):")])
 options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
@@ -69,65 +70,45 @@ uag.detach(pair.target)
 uag.install()
 own = dict(assistant_model=pair.draft, tokenizer=tokenizer, assistant_tokenizer=pair.draft_tokenizer)
 assert pair.target.generate(ids, **options, **own).tolist() == expected
+uag.uninstall()
 from uag.cli import main
-main(sys.argv[2:])
-"""
-COMMANDS = """
-from uag.cli import main
-main(sys.argv[2:])
+for command in json.loads(sys.argv[2]):
+    print(">>>", *command[:1])
+    try:
+        main(command)
+    except SystemExit as end:
+        print("<<<", end.code or 0)
 """
 
 SMALL = ["--target", demo_folder("draft"), "--draft", demo_folder("draft"), "--max-new-tokens", "4"]
 TEXT = "# 日本 naïve € “x”\ndef f("
 
 
-def run(code: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+FEW = ["--num-prompts", "1", "--max-new-tokens", "4", "--trials", "1"]
+COMMANDS: list[tuple[list[str], str]] = [
+    (["--version"], f"uag {uag.__version__}"),
+    (["demo", *FEW], "drafted and accepted"),
+    (["generate", *SMALL, "--prompt", TEXT], ""),
+    (["generate", *SMALL, "--prompt", TEXT, "--json"], '"text": '),
+    (["bench", SMALL[1], SMALL[3], *FEW, "--arm", "uag"], "uag"),
+    (["doctor", SMALL[1], SMALL[3], *FEW], "plain"),
+    (["serve", "--help"], "Usage"),
+]
+
+
+def test_calls_batches_the_memorys_file_every_door_and_every_command(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
-    command = [sys.executable, "-c", PRELUDE + code, str(path), *arguments]
-    return subprocess.run(
-        command, capture_output=True, encoding="cp1252", env=environment, timeout=500, check=False, cwd=path.parent
-    )
-
-
-def test_calls_batches_the_memorys_file_and_every_door(tmp_path: Path) -> None:
-    done = run(CALLS, tmp_path / "memory.npz", "--version")
-    assert (done.returncode, done.stdout) == (0, f"uag {uag.__version__}\n"), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "shows"),
-    [
-        (["demo", "--num-prompts", "1", "--max-new-tokens", "4", "--trials", "1"], "drafted and accepted"),
-        (["generate", *SMALL, "--prompt", TEXT], "\\u65e5\\u672c"),
-        (["generate", *SMALL, "--prompt", TEXT, "--json"], ""),
-        (
-            [
-                "bench",
-                SMALL[1],
-                SMALL[3],
-                "--max-new-tokens",
-                "4",
-                "--num-prompts",
-                "1",
-                "--trials",
-                "1",
-                "--arm",
-                "uag",
-            ],
-            "uag",
-        ),
-        (["doctor", SMALL[1], SMALL[3], "--num-prompts", "1", "--max-new-tokens", "4", "--trials", "1"], ""),
-        (["serve", "--help"], "Usage"),
-    ],
-    ids=lambda value: " ".join(value[:1]) if isinstance(value, list) else "",
-)
-def test_every_command(command: list[str], shows: str, tmp_path: Path) -> None:
-    done = run(COMMANDS, tmp_path / "x", *command)
+    commands = json.dumps([command for command, _ in COMMANDS])
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + CALLS, str(tmp_path / "memory.npz"), commands],
+        capture_output=True, encoding="cp1252", env=environment, timeout=500, check=False, cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    if "--json" in command:
-        assert json.loads(done.stdout)["text"] is not None
-    elif command[0] != "generate":
-        assert shows in done.stdout
+    parts = done.stdout.split(">>> ")[1:]
+    for (command, shows), part in zip(COMMANDS, parts, strict=True):
+        assert part.endswith("<<< 0\n"), (part, done.stderr)
+        assert command[0] == part.split()[0]
+        assert shows in part, part
     assert "Traceback" not in done.stderr
 
 

@@ -16,6 +16,8 @@ from uag.errors import OptionError, UnsupportedError
 from uag.projection import Feed
 from uag.projection.tree import Node
 
+pytestmark = pytest.mark.usefixtures("few_compilations")
+
 
 def check_pair(num_rows: int, num_calls: int = 2, num_layers: int = 1) -> uag.Assistant:
     """Compare the output with plain decoding, and the proposals with those of the same draft uncompiled."""

@@ -1,6 +1,7 @@
 """The draft model is not changed, and may have a different dtype, context or head."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,12 +23,14 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
+from tests.support.forked import elsewhere
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tiny_classes import tiny_config
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting import Ask, ModelDrafter
+from uag.kernels import kernel
 from uag.lookahead import Lookahead
 from uag.projection import Scoring, TokenizerPair
 
@@ -68,6 +71,35 @@ def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: i
     assert stats.num_accepted_tokens == in_evaluation.num_accepted_tokens
 
 
+def test_a_draft_in_training_mode_serves_two_threads() -> None:
+    """One thread's pass ends while the other one's has begun: its dropout draws nothing."""
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    draft = copy.deepcopy(draft).train()
+    own, given, found = draft.transformer.wpe.forward, left_padded(PROMPTS[:1]) | GREEDY, []
+
+    def call() -> uag.Stats:
+        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, draft_weights="model")
+        assistant.generate(target, **given)
+        return assistant.stats
+
+    def held(wait: Callable[[], None]) -> None:
+        def forward(*args: Any) -> Any:
+            draft.transformer.wpe.forward = own
+            wait()
+            return own(*args)
+
+        draft.transformer.wpe.forward = forward
+        found.append(call())
+
+    call()  # with the draft's trials
+    state = torch.get_rng_state()
+    with elsewhere(held):
+        found.append(call())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found[0].num_accepted_tokens == found[1].num_accepted_tokens > 0
+    assert all(module.training for module in draft.modules())
+
+
 @covering("is_shared, num_rows", (False, True), (1, 3), strength=1)
 def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int) -> None:
     target, tokenizer, _, _ = pair("gpt2")
@@ -78,6 +110,7 @@ def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     stats = compare(target, inputs | {"max_new_tokens": 60, "do_sample": False}, assistant)
     assert stats.num_candidate_tokens > 40 * num_rows  # it drafts to the very end: the window moves on
+    assert stats.draft_passes == "in one call, int8" or not kernel.LEVEL
 
 
 def ask(num_rows: int, limit: int) -> Ask:

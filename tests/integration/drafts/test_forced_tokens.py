@@ -161,7 +161,7 @@ def test_an_error_is_raised_where_plain_decoding_raises_it() -> None:
 def test_a_forced_token_that_another_processor_excludes_is_rejected(options: dict[str, Any]) -> None:
     """The function is asked in vain once, and never ahead again."""
     template = Template(steps(2, 10))
-    given = left_padded(PROMPTS[:1]) | options | {"prefix_allowed_tokens_fn": template}
+    given = left_padded(PROMPTS[:1]) | options | {"prefix_allowed_tokens_fn": template, "max_new_tokens": NUM_NEW}
     given |= {"logits_processor": [NoRepeatNGramLogitsProcessor(1)]} if options is GREEDY else {}
     assistant = uag.Assistant.from_prompt_lookup(num_candidate_tokens=5)
     expected = seeded(5, pair()[0].generate, **given).tolist()

@@ -10,6 +10,7 @@ import torch
 import uag
 from benchmarks.replay import Replay, Text
 from tests.support.calls import GREEDY, SAMPLED, batch, compare, failing_after, left_padded, pair
+from tests.support.grids import mostly_grid
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
@@ -48,14 +49,14 @@ def hybrid_assistant(name: str) -> uag.Assistant:
     )
 
 
-@pytest.mark.parametrize("name", sorted(HYBRID_DRAFTS.keys() - LIMITING))
+@pytest.mark.parametrize("name", mostly_grid(sorted(HYBRID_DRAFTS.keys() - LIMITING), [*QUICK, "mamba2", "zamba"]))
 def test_distributions_after_rollbacks_are_those_of_the_whole_text(name: str) -> None:
     passes = open_passes(hybrid(name))
     assert isinstance(passes, TorchPasses)
     check_rollbacks(passes, hybrid(name), 9, 1e-4)
 
 
-@pytest.mark.parametrize("name", HYBRID_DRAFTS)
+@pytest.mark.parametrize("name", mostly_grid(HYBRID_DRAFTS, [*QUICK, *LIMITING, "jamba"]))
 def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(name: str) -> None:
     """A replay, because some of these classes fall back to plain decoding as targets."""
     model = hybrid(name)
@@ -78,7 +79,7 @@ def test_a_model_assists_itself_with_the_same_ids(name: str) -> None:
         assert compare(model, inputs | options, assistant).num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("name", with_slow(HYBRID_DRAFTS))
+@pytest.mark.parametrize("name", mostly_grid(HYBRID_DRAFTS, ["lfm2", "mamba"]))
 def test_across_tokenizers_a_batch_equals_plain_decoding_in_two_calls(name: str) -> None:
     target, tokenizer, _, _ = pair()
     assistant = hybrid_assistant(name)

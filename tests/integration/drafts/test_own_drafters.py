@@ -68,7 +68,7 @@ def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
     drafter = Careless(4)
     assistant = uag.Assistant(None, drafter=drafter)
     num_paused = 0
-    for _ in range(6):
+    for _ in range(8):
         drafter.asks.clear()
         assistant.generate(target, **inputs, **GREEDY)
         assert assistant.stats.num_candidate_tokens <= sum(min(4, ask.limit) for ask in drafter.asks)
@@ -356,8 +356,7 @@ def test_each_fault_of_a_drafter_is_named(make: Callable[[], Drafter], message: 
         check(make())
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("draws", [False, True])
+@covering("method, draws", METHODS, (False, True), strength=1)
 def test_global_generators_are_left_alone(method: str, draws: bool) -> None:
     for seed in (0, 11):
         with pytest.raises(DrafterError, match=f"{method} seeds the default generator"):

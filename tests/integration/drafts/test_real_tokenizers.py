@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from tests.support.tokenizers import encode_start, holds
 from tests.unit.adapters.strategies import FRAGMENTS
@@ -37,7 +38,7 @@ FAMILIES = {
 # smollm and starcoder2 lack tokens for a few bytes that hardly any text holds
 HOLDS_ORDINARY_TEXT = sorted(set(FAMILIES) - {"bert-base-uncased", "t5-small", "tok105"})
 SLOW = {
-    *("cl100k_base", "deepseek-coder", "gpt-neox", "mistral-v1", "phi-3-mini"),
+    *("cl100k_base", "deepseek-coder", "gpt-neox", "mistral-tekken", "mistral-v1", "phi-3-mini"),
     *("starcoder2", "tok512", "whisper-large-v3"),
 }
 TEXTS = [
@@ -52,32 +53,8 @@ TEXTS = [
 
 @cache
 def load(folder: Path) -> tuple[Any, TokenizerAdapter]:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer, from_tokenizer(tokenizer)
-
-
-@pytest.fixture
-def real(shared: Path, request: pytest.FixtureRequest) -> tuple[Any, TokenizerAdapter]:
-    name = request.param
-    folder = shared / "tokenizers" / name
-    if not folder.is_dir():
-        pytest.skip(f"no {name} among the shared tokenizers")
-    tokenizer, adapter = load(folder)
-    if name == "deepseek-coder" and type(tokenizer).__name__ == "LlamaTokenizer":
-        pytest.skip("this transformers loads DeepSeek's byte-level BPE as a SentencePiece model: another tokenizer")
-    return tokenizer, adapter
-
-
-def each(*names: str) -> pytest.MarkDecorator:
-    """Parametrize a test with tokenizers, of which some are slow tests."""
-    cases = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
-    return pytest.mark.parametrize("real", cases, indirect=True)
-
-
-def family(name: str) -> list[str]:
-    return sorted(tokenizer for tokenizer, of in FAMILIES.items() if of == name)
 
 
 def drawn_texts(seed: int, count: int) -> list[str]:
@@ -85,37 +62,54 @@ def drawn_texts(seed: int, count: int) -> list[str]:
     return ["".join(draw.choices(FRAGMENTS, k=draw.randint(1, 20))) for _ in range(count)]
 
 
-@each(*FAMILIES)
-def test_family_and_controls(real: tuple[Any, TokenizerAdapter], request: pytest.FixtureRequest) -> None:
-    tokenizer, adapter = real
-    assert adapter.family == FAMILIES[request.node.callspec.params["real"]]
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in FAMILIES]
+)
+def test_a_real_tokenizer(name: str, shared: Path) -> None:
+    """All in one test: loading one takes seconds."""
+    folder = shared / "tokenizers" / name
+    if not folder.is_dir():
+        pytest.skip(f"no {name} among the shared tokenizers")
+    tokenizer, adapter = load(folder)
+    if name == "deepseek-coder" and type(tokenizer).__name__ == "LlamaTokenizer":
+        pytest.skip("this transformers loads DeepSeek's byte-level BPE as a SentencePiece model: another tokenizer")
+    check_family_and_controls(name, tokenizer, adapter)
+    check_text_after_drawn_ids(adapter)
+    if name in HOLDS_ORDINARY_TEXT:
+        check_joined_bytes(adapter)
+    if name in ("t5-small", "bert-base-uncased"):
+        check_lossy(tokenizer, adapter)
+    elif FAMILIES[name] == "byte_level" and name not in ("qwen2.5", "gpt-neox"):
+        check_byte_level(tokenizer, adapter)
+    elif FAMILIES[name] == "sentencepiece":
+        check_sentencepiece(tokenizer, adapter)
+
+
+def check_family_and_controls(name: str, tokenizer: Any, adapter: TokenizerAdapter) -> None:
+    assert adapter.family == FAMILIES[name]
     assert adapter.controls.eos_id == tokenizer.eos_token_id
     assert set(tokenizer.all_special_ids) <= adapter.controls.control_ids
     assert adapter.vocab_size == max(tokenizer.get_vocab().values()) + 1
     assert all(adapter.token_bytes[i] is None for i in adapter.controls.control_ids)
 
 
-@each(*HOLDS_ORDINARY_TEXT)
-def test_joined_bytes_are_the_texts(real: tuple[Any, TokenizerAdapter]) -> None:
-    _, adapter = real
+def check_joined_bytes(adapter: TokenizerAdapter) -> None:
     for text in TEXTS:
         data = text.encode()
         for begin, end in ((0, len(data)), (1, len(data) - 1), (25, len(data) - 2), (22, 41)):
             assert adapter.join(adapter.encode_continuation(data[begin:end])) == data[begin:end]
 
 
-@each(*(name for name in family("byte_level") if name not in ("qwen2.5", "gpt-neox")))
-def test_byte_level_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAdapter]) -> None:
-    tokenizer, adapter = real
+def check_byte_level(tokenizer: Any, adapter: TokenizerAdapter) -> None:
+    """The ids are the tokenizer's own."""
     names = set(adapter.controls.content.values())
     for text in [*TEXTS, *drawn_texts(1, 60)]:
         if adapter.is_exact and not any(name in text for name in names):
             assert adapter.encode_continuation(text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
 
 
-@each(*(name for name in family("sentencepiece") if name != "t5-small"))
-def test_sentencepiece_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAdapter]) -> None:
-    tokenizer, adapter = real
+def check_sentencepiece(tokenizer: Any, adapter: TokenizerAdapter) -> None:
+    """The ids are the tokenizer's own."""
     names = {"▁", *adapter.controls.content.values()}
     for text in [*TEXTS, *drawn_texts(3, 60)]:
         if any(name in text for name in names):
@@ -128,28 +122,24 @@ def test_sentencepiece_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAd
         ).input_ids
 
 
-@each("t5-small", "bert-base-uncased")
-def test_lossy_tokenizers_give_their_own_ids_for_plain_text(real: tuple[Any, TokenizerAdapter]) -> None:
-    tokenizer, adapter = real
+def check_lossy(tokenizer: Any, adapter: TokenizerAdapter) -> None:
+    """The ids of plain text are the tokenizer's own."""
     for text in ("the quick brown fox jumps over the lazy dog", "it was a dark night, and the rain fell."):
         assert encode_start(adapter, text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
         assert holds(adapter, b" " + text.encode())
     assert adapter.loss
 
 
-@each(*FAMILIES)
-def test_text_after_ids_is_encoded_as_in_the_whole_text(real: tuple[Any, TokenizerAdapter]) -> None:
+def check_text_after_drawn_ids(adapter: TokenizerAdapter) -> None:
     draw = random.Random(4)
     for _ in range(12):
-        check_text_after_ids(real[1], "".join(draw.choices(WORDS, k=draw.randint(0, 99))).encode(), draw.random())
+        check_text_after_ids(adapter, "".join(draw.choices(WORDS, k=draw.randint(0, 99))).encode(), draw.random())
 
 
 def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:
-    folders = sorted(path for path in (shared / "tokenizers").iterdir() if path.name in FAMILIES.keys() - SLOW)
-    prints = {folder.name: load(folder)[1].fingerprint for folder in folders}
+    names = [name for name in ("gpt2", "smollm", "byt5", "tok105") if (shared / "tokenizers" / name).is_dir()]
+    prints = {name: load(shared / "tokenizers" / name)[1].fingerprint for name in names}
     assert len(set(prints.values())) == len(prints)
-    from transformers import AutoTokenizer
-
     again = AutoTokenizer.from_pretrained(shared / "tokenizers" / "gpt2")
     again.pad_token = again.eos_token
     assert from_tokenizer(again).fingerprint == prints["gpt2"]

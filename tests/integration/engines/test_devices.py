@@ -19,6 +19,7 @@ from tests.integration.drafts.test_faults import replace_clocks
 from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, Puts, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
+from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Ask
@@ -60,31 +61,29 @@ def check(target: Any, given: dict[str, Any], assistant: uag.Assistant, reasons:
     return assistant.stats
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize(("draft_device", "is_compiled"), [(DEVICE, False), ("cpu", False), (DEVICE, True)])
-@pytest.mark.parametrize("cache", [{}, STATIC], ids=["dynamic", "static"])
+@covering(
+    "draft, cache, num_rows, options", (DEVICE, "cpu", "compiled"), ({}, STATIC), (1, 3), (GREEDY, SAMPLED), strength=2
+)
 def test_call_on_device_equals_plain_decoding(
-    cache: dict[str, Any], draft_device: Any, is_compiled: bool, num_rows: int, options: dict[str, Any]
+    draft: Any, cache: dict[str, Any], num_rows: int, options: dict[str, Any]
 ) -> None:
     """On CUDA, a compiled draft runs CUDA graphs, and so does the target with a static cache."""
+    is_compiled = draft == "compiled"
     if is_compiled and DEVICE != "cuda":
         pytest.skip("CUDA graphs")
-    target, assistant = pair(draft_device=draft_device, is_compiled=is_compiled)
+    target, assistant = pair(draft_device=DEVICE if is_compiled else draft, is_compiled=is_compiled)
     given = on_device(num_rows, **options, **(cache | {"disable_compile": False} if is_compiled and cache else cache))
     stats = check(target, given, assistant, ("the rows of a static cache have the same length",) if cache else ())
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
 
 
-@MODES
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "mixtral"])
+@covering("name, options", ("mistral", "gemma3", "gpt2", "mixtral"), (GREEDY, SAMPLED), strength=1)
 def test_other_classes_on_device_equal_plain_decoding(name: str, options: dict[str, Any]) -> None:
     target, assistant = pair(name)
     assert check(target, on_device(3, **options), assistant, NEAR).num_accepted_tokens > 0
 
 
-@MODES
-@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+@covering("name, options", ("qwen3_next", "lfm2"), (GREEDY, SAMPLED), strength=1)
 def test_hybrid_target_on_device_equals_plain_decoding(name: str, options: dict[str, Any]) -> None:
     kind, own = HYBRID_DRAFTS[name]
     tokenizer = small_tokenizer("byte_level")
@@ -125,9 +124,7 @@ def test_generator_on_another_device_is_refused() -> None:
         assistant.generate(target, **on_device(1, **SAMPLED))
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("place", [DEVICE, "cpu"])
+@covering("place, num_rows, options", (DEVICE, "cpu"), (1, 3), (GREEDY, SAMPLED))
 def test_default_device_changes_nothing(place: Any, num_rows: int, options: dict[str, Any]) -> None:
     """Many notebooks call `torch.set_default_device("cuda")`; uag's own tensors must not depend on it."""
     target, assistant = pair(draft_device=place)
@@ -191,8 +188,7 @@ class Noisy(LogitsProcessor):
         return scores + 0.3 * torch.randn(scores.shape, device=scores.device)
 
 
-@MODES
-@ROWS
+@ROWS_AND_MODES
 def test_processor_that_draws_gets_the_draws_of_plain_decoding(num_rows: int, options: dict[str, Any]) -> None:
     target, assistant = pair()
     check(target, on_device(num_rows, **options, logits_processor=[Noisy()]), assistant, ("Noisy may keep state",))

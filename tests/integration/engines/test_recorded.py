@@ -19,9 +19,10 @@ from huggingface_hub.errors import StrictDataclassError
 
 import uag
 from tests.support import standin_graphs, wrappers
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, compare, left_padded
+from tests.support.calls import GREEDY, PROMPTS, ROWS, compare, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE
+from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import tiny_draft, tiny_model, tiny_of_class
 from tests.support.tiny_classes import class_names
 from uag.drafting import TorchPasses, check_draft
@@ -110,8 +111,7 @@ def prompts(num_rows: int) -> dict[str, Any]:
     return {name: ids.to(DEVICE) for name, ids in left_padded(PROMPTS[:num_rows]).items()}
 
 
-@MODES
-@ROWS
+@ROWS_AND_MODES
 def test_call_with_a_recorded_draft_equals_plain_decoding(num_rows: int, options: dict[str, Any]) -> None:
     target, on_device, on_cpu = assistants()
     given = prompts(num_rows) | options
@@ -245,8 +245,7 @@ def seed(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch
     )
 
 
-@pytest.mark.parametrize("change", [waits, copies, selects])
-@pytest.mark.parametrize("is_found_before", [True, False])
+@covering("change, is_found_before", (waits, copies, selects), (True, False), strength=1)
 def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found before it is recorded; if it were not, the recording would fail."""
     if not is_found_before:

@@ -15,10 +15,11 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 import uag
-from tests.support import wrappers
-from tests.support.calls import MODES, PROMPTS, ROWS, left_padded
+from tests.support import calls, wrappers
+from tests.support.calls import PROMPTS, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
+from tests.support.grids import covering
 from tests.support.models import tiny_of_class, tiny_target
 from tests.support.tiny_classes import class_names
 from tests.support.walk import SharedDrafter
@@ -30,7 +31,7 @@ from uag.hf.devices import graphs_of
 
 HAS_GRAPHS = DEVICE is not None and graphs_of(torch.device(DEVICE)) is not None
 pytestmark = pytest.mark.skipif(not HAS_GRAPHS, reason="needs a device that records graphs: set UAG_DEVICE")
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+DTYPES = (torch.float32, torch.bfloat16)
 WANTED: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
 GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 
@@ -78,10 +79,7 @@ def check_equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
     assert one[1] == other[1]
 
 
-@DTYPES
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@covering("name, num_rows, options, dtype", ("llama", "gemma3", "gpt2"), (1, 3), (calls.GREEDY, calls.SAMPLED), DTYPES)
 def test_recorded_target_has_the_bits_of_usual_passes_with_every_draft(
     name: str, num_rows: int, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

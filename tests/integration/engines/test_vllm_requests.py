@@ -100,7 +100,8 @@ def churn(checked: Checked, seed: int, pause: float = 0.3) -> None:
         checked.running = running
         engine.step(checked, running, partial)
         assert_true_to_text(checked.drafter, engine)
-        assert_true_cache(checked.drafter)
+        if rng.random() < 0.4 or not engine.unfinished():  # a pass over all texts
+            assert_true_cache(checked.drafter)
 
 
 def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:

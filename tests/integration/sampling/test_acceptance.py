@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.grids import mostly_grid
 from tests.support.trained import trained
 from uag.assistant import Assistant
 
@@ -50,7 +51,7 @@ def tokens_per_round(case: Case, texts: tuple[str, ...] = FEW) -> float:
     return 1 + accepted / rounds
 
 
-@pytest.mark.parametrize("case", OF_FEW, ids=str)
+@pytest.mark.parametrize("case", mostly_grid(OF_FEW, [CHARACTERS, ("stories-tok361", "stories260K", 0.3)]), ids=str)
 def test_acceptance_does_not_fall(case: Case) -> None:
     assert tokens_per_round(case) >= OF_FEW[case]
 

@@ -86,9 +86,7 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
     assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_rows", [1, 2], ids=["one row", "two rows"])
-@pytest.mark.parametrize("first", [0, 1], ids=["all layers", "one layer"])
+@covering("first, num_rows, options", (0, 1), (1, 2), (GREEDY, SAMPLED))
 def test_a_prompt_that_is_read_in_both_directions_contains_no_candidates(
     first: int, num_rows: int, options: dict[str, Any]
 ) -> None:

@@ -11,7 +11,6 @@ import uag
 from tests.integration.drafts.test_decoder_families import _IDS, _KV, FAMILIES, NUM_IDS, VOCAB_SIZE, tiny
 from tests.support.calls import GREEDY, PROMPTS, left_padded
 from tests.support.models import tiny_target
-from uag.decoding import ways
 from uag.hf.cache import caches
 from uag.kernels import Decoder, OwnKernels, decoder_of, kernel, one_call, operations
 
@@ -71,7 +70,7 @@ def test_pass_has_the_models_logits_and_keys(name: str, dtype: torch.dtype) -> N
         model(**prompt, **{caches.CACHE: cache})
         caches.record_past(cache)
     ends = (13, 16, 25, NUM_IDS)
-    tolerance = {"rtol": 0.0, "atol": 2e-4} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.6}
+    rtol, atol = (0.0, 2e-4) if dtype is torch.float32 else (0.05, 0.6)
     for start, end in zip((12, *ends), ends, strict=False):
         inputs = {"attention_mask": mask[:, :end], "position_ids": positions[:, start:end], "use_cache": True}
         inputs |= {"input_ids": ids[:, start:end], "logits_to_keep": end - start, "return_dict": True}
@@ -80,7 +79,7 @@ def test_pass_has_the_models_logits_and_keys(name: str, dtype: torch.dtype) -> N
             found = one_call.run(decoder, inputs | {caches.CACHE: both[1]}, end - start)
         assert found is not None
         scale = expected.std()
-        torch.testing.assert_close(found.logits / scale, expected / scale, **tolerance)
+        torch.testing.assert_close(found.logits / scale, expected / scale, rtol=rtol, atol=atol)
         for cache in both:
             caches.crop(cache, 0)
     for one, other in zip(*(caches.self_attention_layers(cache) for cache in both), strict=True):
@@ -230,8 +229,3 @@ def test_passes_that_need_the_model_are_a_result(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(one_call, "run", refusing)
     assert assistant.generate(target, **given).equal(target.generate(**given))
     assert "a whole pass" in assistant.stats.draft_dependence
-
-
-def test_its_trial_is_one_of_the_ways() -> None:
-    target, _ = tiny_target("llama")
-    assert isinstance(ways.decoder_of(target, "model"), Decoder)

@@ -9,6 +9,7 @@ from tests.support.calls import GREEDY, PROMPTS, ROWS, assistant_of, left_padded
 from uag.hf import passes
 
 
+@pytest.mark.usefixtures("layer_by_layer")
 @ROWS
 @pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}, {"cache_implementation": "static"}])
 def test_logits_of_a_pass_are_gone_when_the_next_one_runs(

@@ -11,17 +11,13 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
 from tests.support.grids import covering
 from tests.support.models import tiny_model
-from uag.decoding import ways
 from uag.hf import devices
 from uag.kernels import FEW_ROWS, kernel
 
-pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
-
-
-@pytest.fixture(autouse=True)
-def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no target whose passes run in one call."""
-    monkeypatch.setattr(ways, "decoder_of", lambda *_: "")
+pytestmark = [
+    pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built"),
+    pytest.mark.usefixtures("layer_by_layer"),
+]
 
 
 @pytest.fixture

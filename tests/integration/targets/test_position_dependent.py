@@ -14,7 +14,7 @@ from tests.support.walk import SharedDrafter
 from uag.hf.cache.caches import CACHE
 from uag.kernels import kernel
 
-VOCAB, NEW = 300, 26
+VOCAB, NEW = 300, 20
 PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]
 AT = 16
 """The length at which these forwards change: after every prompt, and before the end of every output."""
@@ -65,7 +65,7 @@ def check(model: Any, given: dict[str, Any], spoil: float = 5, **decoding: Any) 
     return compare(model, GREEDY | {"max_new_tokens": NEW} | decoding | given, spoil=spoil, plain=copy.deepcopy(model))
 
 
-@covering("name, num_rows, do_sample, share", CASES, (1, 3), (False, True), RIGHT)
+@covering("name, num_rows, do_sample, share", CASES, (1, 3), (False, True), RIGHT, strength=1)
 def test_ids_equal_plain_decoding(name: str, num_rows: int, do_sample: bool, share: str) -> None:
     stats = check(target(name), left_padded(PROMPTS[:num_rows]), RIGHT[share], do_sample=do_sample)
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
@@ -80,7 +80,9 @@ def test_ids_equal_plain_decoding(name: str, num_rows: int, do_sample: bool, sha
         assert stats.num_target_forwards < NEW
 
 
-@covering("name, length, num_pads", ["dynamic", "longrope", "phi3", "phi3-window"], range(AT - 3, AT + 4), (0, 3))
+@covering(
+    "name, length, num_pads", ["dynamic", "longrope", "phi3", "phi3-window"], (AT - 2, AT - 1, AT, AT + 1), (0, 3)
+)
 def test_prompts_of_every_length_around_the_change(name: str, length: int, num_pads: int) -> None:
     ids = torch.randint(5, VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -108,9 +110,9 @@ def test_a_static_cache_that_the_model_replaces(name: str, num_rows: int) -> Non
 def test_what_a_longer_call_has_left_in_the_model(name: str) -> None:
     """Dynamic factors are kept between calls, so plain decoding writes something else after a longer call."""
     model = target(name)
-    for length in (6, AT - 2, AT - 1, AT, AT + 1):
+    for length in (6, AT - 1, AT, AT + 1):
         model.generate(torch.arange(5, 45)[None], max_new_tokens=4, do_sample=False, pad_token_id=0)
-        check(model, {"input_ids": torch.arange(9, 9 + length)[None], "max_new_tokens": 20})
+        check(model, {"input_ids": torch.arange(9, 9 + length)[None], "max_new_tokens": 14})
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])

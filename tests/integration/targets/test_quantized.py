@@ -104,7 +104,12 @@ def quantized_embeddings(model: Any) -> Any:
 
 
 @covering(
-    "num_rows, options, shares, quantized", (1, 3), (GREEDY, SAMPLED), (False, True), (dynamic, quantized_embeddings)
+    "num_rows, options, shares, quantized",
+    (1, 3),
+    (GREEDY, SAMPLED),
+    (False, True),
+    (dynamic, quantized_embeddings),
+    strength=1,
 )
 def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quantized: Callable[[Any], Any]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()

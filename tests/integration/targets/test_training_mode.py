@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Add, str]] = {
 }
 
 
-@covering("case, num_rows, options", CASES, (1, 3), (GREEDY, SAMPLED))
+@covering("case, num_rows, options", CASES, (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_a_layer_that_is_different_in_training_mode(case: str, num_rows: int, options: dict[str, Any]) -> None:
     make, why = CASES[case]
     target = copy.deepcopy(pair()[0]).eval()

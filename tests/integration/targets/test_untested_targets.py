@@ -81,7 +81,7 @@ def made(kind: type, **options: Any) -> Any:
     return spread(kind(tiny_config(LlamaConfig, vocab_size=VOCAB, **ids | options)))
 
 
-@covering("name, num_rows, do_sample", [name for name in CASES if CASES[name][2]], (1, 3), (False, True))
+@covering("name, num_rows, do_sample", [name for name in CASES if CASES[name][2]], (1, 3), (False, True), strength=1)
 def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
     name: str, num_rows: int, do_sample: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +105,26 @@ def test_blocks_that_are_never_right() -> None:
     assert len(stats.fallbacks) == 1
     assert stats.fallbacks[0].startswith("the target computes different logits for a block than for single tokens (")
     assert stats.fallbacks[0].endswith("of their standard deviation), so this call falls back to plain decoding")
+
+
+class Switchable(Peeking):
+    """Becomes `Peeking` by an attribute of its own, or of its configuration."""
+
+    peeks = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        is_on = self.peeks or getattr(self.config, "peeks", False)
+        return (Peeking if is_on else LlamaForCausalLM).forward(self, *args, **kwargs)
+
+
+@pytest.mark.parametrize("switch", [lambda model: model, lambda model: model.config], ids=["module", "configuration"])
+def test_an_attribute_that_is_switched_after_the_first_call_is_seen(switch: Callable[[Any], Any]) -> None:
+    model = made(Switchable)
+    assert check(model, left_padded(PROMPTS[:1])).num_accepted_tokens > 0
+    switch(model).peeks = True
+    stats = check(model, left_padded(PROMPTS[:1]))
+    assert stats.num_candidate_tokens == 0
+    assert "computes different logits for a block" in stats.fallbacks[0]
 
 
 @pytest.mark.parametrize("kind", [Usual, Backwards, Slots])
@@ -177,9 +197,7 @@ def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
     ]
 
 
-@pytest.mark.parametrize("own_kernels", [True, False])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@ROWS
+@covering("num_rows, cache, own_kernels", (1, 3), ("dynamic", "static"), (True, False))
 def test_every_target_is_tried(num_rows: int, cache: str, own_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each kind of cache, so with rows of different lengths if the call has them."""
     trials: list[Any] = []

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 import uag
 from tests.support.calls import GREEDY, NEW, SAMPLED, assert_drafted, compare
+from tests.support.grids import covering
 from tests.support.models import spread, tiny_draft
 from tests.support.tokenizers import small_tokenizer
 from tests.support.walk import SharedDrafter
@@ -67,8 +67,7 @@ def gemma3(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("num_rows", [1, 2])
-@pytest.mark.parametrize("build", [qwen2_vl, gemma3], ids=lambda build: build.__name__)
+@covering("build, num_rows", (qwen2_vl, gemma3), (1, 2), strength=1)
 def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> None:
     """The draft reads only the text."""
     tokenizer = small_tokenizer("byte_level")

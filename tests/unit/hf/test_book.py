@@ -58,7 +58,7 @@ def check(book: Book, texts: list[list[float]]) -> None:
 
 
 @pytest.mark.parametrize("is_static", [False, True])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(STEP, max_size=25))
 @torch.no_grad()
 def test_rows_of_a_book_hold_their_tokens(is_static: bool, steps: list[tuple[str, Any]]) -> None:

@@ -58,7 +58,7 @@ def check_equal(cache: Any, plain: Any) -> None:
     assert cache.get_seq_length() == plain.get_seq_length()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 80), st.lists(st.tuples(STEP, st.booleans()), max_size=25))
 def test_it_holds_what_the_plain_cache_holds(first: int, steps: list[tuple[tuple[str, Any], bool]]) -> None:
     plain, buffered = DynamicCache(), dynamic_cache()

@@ -1,9 +1,11 @@
-"""A model's modules are listed once per call and thread."""
+"""A model's modules are listed once per call and thread; their mode is put back when the last thread leaves."""
 
 import threading
+from collections.abc import Callable
 
 from torch import nn
 
+from tests.support.forked import elsewhere
 from uag.hf import inspection
 
 
@@ -39,3 +41,29 @@ def test_what_is_asked_per_call_is_answered_once_inside() -> None:
             size(model[0])
         size(model)
     assert len(asked) == 5
+
+
+def modes(model: nn.Module) -> list[bool]:
+    return [part.training for part in model.modules()]
+
+
+def test_modules_are_in_evaluation_until_the_last_of_two_threads_leaves() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2).eval())
+
+    def evaluate(wait: Callable[[], None]) -> None:
+        with inspection.in_evaluation(model):
+            wait()
+            assert modes(model) == [False, False, False]
+
+    with elsewhere(evaluate):
+        with inspection.in_evaluation(model):  # begins later and ends first
+            assert modes(model) == [False, False, False]
+        assert modes(model) == [False, False, False]
+        assert inspection.is_training(model)
+    assert modes(model) == [True, True, False]
+    with inspection.in_evaluation(model):
+        with elsewhere(evaluate):  # the other way round
+            pass
+        assert modes(model) == [False, False, False]
+    assert modes(model) == [True, True, False]
+    assert not inspection._evaluating

@@ -69,7 +69,7 @@ def by_codes(x: Floats, weight: Floats, form: str) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("values", VALUES)
 def test_products_over_codes_equal_those_of_numpy(shape: tuple[int, int], values: str, form: str, level: int) -> None:
-    for dtype in DTYPES:
+    for dtype in DTYPES if values == "usual" else DTYPES[:1]:
         weight = (VALUES[values] * noise(*shape)).to(dtype)
         weight[0] = 0  # codes of one output that are all zeros
         weight[-1, 0] += VALUES[values] * 8  # an outlier
@@ -109,22 +109,19 @@ def made(name: str, form: str, level: int) -> tuple[Decoder, list[int], torch.Te
 @every_level
 @pytest.mark.parametrize("form", ["int8", "int4", "model"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_logits_depend_neither_on_the_block_nor_on_the_threads(
-    name: str, form: str, level: int, num_threads: int
-) -> None:
+def test_logits_depend_neither_on_the_block_nor_on_the_threads(name: str, form: str, level: int) -> None:
     found, ids, expected = made(name, form, level)
-    for width in (3, 8, 70, NUM_IDS):
+    for width, num_threads in ((3, 2), (8, 1), (70, 3), (NUM_IDS, 1)):
         row = Cache(found, 1)
         with computed(level, num_threads):
             parts = [found.run(row, [ids[at : at + width]], width) for at in range(0, NUM_IDS, width)]
-        assert torch.equal(torch.cat(parts), expected), width
+        assert torch.equal(torch.cat(parts), expected), (width, num_threads)
         assert row.lengths == [NUM_IDS]
 
 
 @every_level
 @pytest.mark.parametrize("form", ["int8", "int4", "model"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_logits_depend_neither_on_other_sequences_nor_on_what_was_cut(
     form: str, level: int, data: st.DataObject

@@ -26,7 +26,7 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 ROUNDING = {torch.float32: 4e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Largest error relative to the sum of the terms' sizes."""
 
-drawn_cases = settings(max_examples=40, deadline=None)
+drawn_cases = settings(max_examples=20, deadline=None)
 
 
 def noise(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -111,7 +111,7 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, softcap: float, si
 
 
 @every_level
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_a_row_of_attention_is_right_and_depends_on_its_visible_keys_alone(level: int, data: st.DataObject) -> None:
     draw = drawing(data)

@@ -16,6 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from tests.support.forked import interrupted
 from uag.hf import devices
 from uag.kernels import OwnKernels, kernel, operations, placing, switched
 
@@ -222,6 +223,23 @@ def test_threads_that_enter_and_leave_at_once_never_lose_the_kernels(rows: list[
         thread.join()
     assert len(rows) == number * num_threads * len(model)
     assert not any("forward" in vars(layer) for layer in model)
+
+
+@torch.no_grad()
+def test_an_interrupt_leaves_no_kernel_in_place(rows: list[int]) -> None:
+    model, x = model_of(*[nn.Linear(SIZE, SIZE) for _ in range(4)]), torch.randn(2, SIZE)
+
+    kernels = OwnKernels(model)
+
+    def work() -> None:
+        with kernels.in_place(), kernels.running():
+            model(x)
+
+    for _ in interrupted(work):
+        assert not any("forward" in vars(layer) for layer in model)
+        assert "get_interface" not in vars(ALL_ATTENTION_FUNCTIONS)
+        assert not operations.state.most_rows
+    assert rows
 
 
 @torch.no_grad()

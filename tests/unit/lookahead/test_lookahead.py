@@ -228,7 +228,7 @@ def test_after_a_fault_of_the_clock_the_draft_is_soon_used_again(
 ) -> None:
     """Ten plain passes are about two rounds of five tokens."""
     for length in lengths:
-        waits = [num_plain_after_fault(start, length, slowness, stall_s, num_before) for start in range(0, 30, 2)]
+        waits = [num_plain_after_fault(start, length, slowness, stall_s, num_before) for start in range(0, 30, 3)]
         assert max(waits) <= 10, (length, waits)
 
 

@@ -169,7 +169,7 @@ def top_two(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize(
     ("options", "warp", "num_new"),
     [
-        ({}, softmax, 4),
+        ({}, softmax, 3),
         ({"top_k": 2, "temperature": 0.5}, partial(top_two, temperature=0.5), 4),
         ({"output_logits": True}, softmax, 3),
     ],

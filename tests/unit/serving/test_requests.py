@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uag.serving.requests import HARMLESS, REFUSED, SERVED, problem
+from uag.serving.requests import HARMLESS, REFUSED, SERVED, problem, schema_of
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 PARAMS = {
@@ -51,7 +51,10 @@ def test_fields_that_answers_obey_are_fields_of_transformers_server() -> None:
 
 
 ASKING: list[tuple[str, dict[str, Any]]] = [
-    *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_object", "json_schema", "grammar")),
+    *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_schema", "grammar", ["json_object"])),
+    *((CHAT, {"response_format": {"type": "json_schema", "json_schema": each}}) for each in ({}, 3, {"schema": True})),
+    (COMPLETIONS, {"response_format": {"type": "json_object"}}),
+    (CHAT, {"response_format": {"type": "json_object"}, "tools": [TOOL]}),
     (CHAT, {"response_format": {"type": "text", "schema": {}}}),
     (CHAT, {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
     (CHAT, {"function_call": {"name": "f"}}),
@@ -92,6 +95,23 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
+NAMED = {"name": "x", "schema": SCHEMA, "strict": True}
+FORMATS: list[tuple[str, dict[str, Any], Any]] = [
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}}, SCHEMA),
+    (CHAT, {"response_format": {"type": "json_object"}}, {"type": "object"}),
+    (CHAT, {"response_format": {"type": "text"}}, None),
+    (CHAT, {}, None),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, None),
+    (COMPLETIONS, {"response_format": {"type": "json_object"}}, None),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "schema"), FORMATS)
+def test_the_schema_of_an_answer(path: str, fields: dict[str, Any], schema: Any) -> None:
+    assert schema_of(fields, path) == schema
+
+
 @pytest.mark.parametrize(("path", "fields"), ASKING, ids=[json.dumps(fields)[:60] for _, fields in ASKING])
 def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[str, Any]) -> None:
     sentence = said(fields, path, chat_template="{{ tools }}")
@@ -114,6 +134,7 @@ def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[s
         (CHAT, dict.fromkeys(sorted(HARMLESS), "x") | {"stop": ["a"], "max_completion_tokens": 5}),
         (COMPLETIONS, {"suffix": "", "logit_bias": {}, "best_of": 1, "echo": False, "presence_penalty": 0}),
         (RESPONSES, {"text": {"format": {"type": "text"}}, "include": [], "truncation": "disabled"}),
+        *((path, {**fields, "tools": []}) for path, fields, _ in FORMATS[:-2]),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}),
         (
             RESPONSES,
