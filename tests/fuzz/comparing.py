@@ -98,7 +98,7 @@ def compare(case: Case) -> Outcome:
                 raise
             if not found.has_raised:
                 outcome = _outcome(stats_of(model), is_rounded)
-        if outcome.kind == "assisted" and generator is None:
+        if outcome.kind in ("assisted", "rounding") and generator is None:
             _check_bits(case, base, tokenizer, found, stats_of(model))
         if "fork" in case.extras:
             _check_child(case, base, plain, width, generate, generator)

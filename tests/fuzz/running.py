@@ -89,6 +89,7 @@ def _search(tally: Tally, seed: int, is_over: Callable[[], bool]) -> None:
         except DifferenceError as difference:
             if tally.finding is None or is_smaller(case, difference, *tally.finding):
                 tally.finding = case, difference
+                print(f"differs: {case!r}: {difference}", flush=True)  # shrinking takes minutes
                 raise
         else:
             if tally.finding is None:
