@@ -98,10 +98,21 @@ def recorded_elsewhere(function: Any, example_inputs: Any) -> Any:
 def test_where_compiled_passes_fail_they_run_as_they_are(
     backend: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    attempts: list[Any] = []
+
+    def counted(function: Any, example_inputs: Any) -> Any:
+        attempts.append(function)
+        return backend(function, example_inputs)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted))
     assistant = check_pair(1, 1)
     assert any(reason in fallback for fallback in assistant.stats.fallbacks)
     assert assistant.stats.num_accepted_tokens > 0
+    num_attempts = len(attempts)
+    target, inputs = tiny_target("llama", num_hidden_layers=1)[0], left_padded([[5, 9, 14]] * 2)
+    stats = compare(target, inputs | {"max_new_tokens": 12, "do_sample": False}, assistant)
+    assert any(reason in fallback for fallback in stats.fallbacks)
+    assert len(attempts) == num_attempts > 0  # it is not tried again for another number of rows
     torch.compiler.reset()
 
 
