@@ -218,7 +218,7 @@ def cases(draw: st.DrawFn) -> Case:
     rows = tuple(draw(st.lists(ROW, min_size=1, max_size=draw(st.sampled_from((1, 1, 2, 4))))))
     is_fresh = change not in WRAPPED and target not in TRAINED and draw(_one_in(8))
     right, seed = draw(st.sampled_from((0.7, 0.9, 1.0, 0.4))), draw(st.integers(0, 99))
-    if around and draw(st.booleans()):
+    if draw(st.booleans()) and around:
         options |= {"output_logits": True, "return_dict_in_generate": True}  # bits differ more often than ids
     contexts = tuple(sorted(around))
     extra = tuple(sorted(extras))
