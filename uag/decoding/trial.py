@@ -53,6 +53,11 @@ class Way:
         kernels = "one call" if self.kernels.decoder else f"{len(self.kernels)} kernels"
         return f"{kernels}{', everywhere' * self.kernels.everywhere}, {self.num_slots} slots"
 
+    @property
+    def signature(self) -> Any:
+        """What is read from the model's weights, which may change without its classes."""
+        return self.kernels.decoder and self.kernels.decoder.signature
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -84,7 +89,7 @@ def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
         f"{way.name}, {num_rows} rows{', padded' if is_ragged else ''}{', static' if is_static else ''}",
         lambda: _try_width(call, way) if way.num_slots else _try(call, way, is_ragged),
         lambda why: Trial(f"could not be tested ({why})"),
-        (_key(model), weights.shapes(model) if way.num_slots else 0, torch.get_num_threads()),
+        (_key(model), way.signature, weights.shapes(model) if way.num_slots else 0, torch.get_num_threads()),
     )
     return call.ranks.broadcast(trial)
 

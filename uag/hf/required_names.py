@@ -33,8 +33,8 @@ def _table(text: str) -> dict[str, tuple[str, ...]]:
 
 NAMES = _table("""
 transformers: AutoConfig AutoModelForCausalLM AutoModelForSeq2SeqLM AutoTokenizer Cache CompileConfig DynamicCache
-    EncoderDecoderCache GenerationMixin LogitsProcessorList StaticCache GenerationConfig PreTrainedConfig
-    PreTrainedModel StoppingCriteriaList
+    EncoderDecoderCache GenerationMixin LogitsProcessor LogitsProcessorList StaticCache GenerationConfig
+    PreTrainedConfig PreTrainedModel StoppingCriteriaList
 transformers.GenerationMixin: generate prepare_inputs_for_generation _prefill _sample
     _update_model_kwargs_for_generation _assisted_decoding _get_candidate_generator _extract_generation_mode_kwargs
     _validate_generation_mode _optimize_model_for_decode _supports_default_dynamic_cache _valid_auto_compile_criteria

@@ -38,6 +38,7 @@ class Decoder:
         vocab_size: size of the head.
         num_ids: number of embeddings.
         max_positions: how many positions a row may have.
+        signature: what it computes, but for the weights.
     """
 
     def __init__(self, description: Description, weights: str) -> None:
@@ -64,6 +65,17 @@ class Decoder:
         head = self._linear(steps.HIDDEN, 0, [description.head], "int8", norm=description.norm)
         head.is_head = 1
         self._steps = (steps.CStep * (len(listed) + 1))(*listed, head)
+        self.signature = tuple(
+            (
+                each.kind,
+                each.then,
+                each.act,
+                each.window,
+                each.rotated,
+                *(f"{x:.4g}" for x in (each.factor, each.softcap)),
+            )
+            for each in self._steps
+        )
         self._reach(1)
 
     # ------------------------------------------------------------------ steps
@@ -258,7 +270,7 @@ class Decoder:
         )  # fmt: skip
         job.buffers[:], job.sizes[:] = [buffer.data_ptr() for buffer in buffers], self.sizes
         if kernel._library.rows_pass(ctypes.byref(job)):
-            raise MemoryError("There is no memory for a pass of the draft")
+            raise MemoryError("There is no memory for a pass in one call")
         for place, count in enumerate(counts):
             cache.lengths[place] += count
         if self._head_factor != 1.0:

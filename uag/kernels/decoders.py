@@ -41,6 +41,9 @@ A draft of another type may be wrong at positions that no trial reaches; a targe
 _NUM_SAMPLED = 8
 """Weights of each parameter that are compared to see that they changed, since `parameter.data` counts no changes."""
 
+_MOST_IN_BUFFER = 1 << 12
+"""Numbers of the largest buffer that is compared, such as a scale or rotary frequencies; masks are larger."""
+
 _known: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Any, Decoder | str]]]] = weakref.WeakKeyDictionary()
 """By model: the turn of making its decoders, and these by form, each with the weights that it was made from."""
 
@@ -67,15 +70,21 @@ def decoder_of(model: Any, form: str) -> Decoder | str:
 
 
 def _fingerprint(model: Any) -> Any:
-    """Return what changes when a model's weights do: addresses, versions, and some of the numbers."""
+    """Return what a decoder is read from: weights by address, version and some numbers, and all else as it is."""
     found = []
     for weight in model.parameters():
         flat = weight.detach().view(-1) if weight.is_contiguous() else weight.detach().flatten()
         step = max(1, flat.numel() // _NUM_SAMPLED) if weight.dim() > 1 else 1  # vectors are copied even from the model
-        sample = flat[::step].float() if flat.is_cpu else flat[:0]
         version = 0 if weight.is_inference() else weight._version
-        found.append((weight.data_ptr(), version, weight.dtype, sample.numpy().tobytes()))
-    return tuple(found), tuple(map(type, model.modules())), is_training(model)
+        found.append((weight.data_ptr(), version, weight.dtype, _bytes(flat[::step])))
+    buffers = tuple(_bytes(buffer) for buffer in model.buffers() if buffer.numel() <= _MOST_IN_BUFFER)
+    owners = *map(vars, model.modules()), vars(model.config), vars(model.config.get_text_config(decoder=True))
+    values = tuple(value for owner in owners for value in owner.values() if type(value) in (bool, int, float, str))
+    return tuple(found), buffers, values, tuple(map(type, model.modules())), is_training(model)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.float().numpy().tobytes() if tensor.is_cpu else b""
 
 
 def _make(model: Any, form: str) -> Decoder | str:

@@ -346,6 +346,7 @@ def test_normalizers_are_those_of_the_logits() -> None:
     assert torch.allclose(torch.tensor([node.log_normalizer for node in row.path]), expected)
 
 
+@pytest.mark.usefixtures("layer_by_layer")
 def test_a_pass_without_memory_ends_drafting_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The failure is the operating system's, which cannot be made to happen here: the kernel's answer stands for it."""
     target, tokenizer, _, _ = pair("llama")
@@ -354,7 +355,7 @@ def test_a_pass_without_memory_ends_drafting_with_a_sentence(monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(kernel._library, "rows_pass", lambda _: 1)
         stats = compare(target, given, assistant)
-    assert any("no memory for a pass of the draft" in reason for reason in stats.fallbacks)
+    assert any("no memory for a pass" in reason for reason in stats.fallbacks)
     assert_drafted(compare(target, given, assistant))
 
 

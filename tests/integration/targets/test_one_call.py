@@ -1,5 +1,6 @@
 """Targets' passes in one call of the kernels: what they compute, when they run, and that nothing else changes."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -150,6 +151,38 @@ def test_changed_weights_count_in_the_next_call() -> None:
         after = assistant.generate(target, **given)
         assert after.equal(target.generate(**given)), name
     assert not after.equal(before)
+
+
+def scale_embedding(target: Any) -> None:
+    target.get_input_embeddings().embed_scale.fill_(0.5)
+
+
+def scale_scores(target: Any) -> None:
+    for layer in target.model.layers:
+        layer.self_attn.scaling = 0.01
+
+
+def change_eps(target: Any) -> None:
+    target.model.norm.eps = 5.0
+
+
+def cap_logits(target: Any) -> None:
+    target.config.final_logit_softcapping = 0.02
+
+
+@pytest.mark.parametrize("change", [scale_embedding, scale_scores, change_eps, cap_logits])
+def test_what_changes_after_the_first_call_is_described_again(change: Any) -> None:
+    target, tokenizer = tiny_target("gemma2")
+    target = copy.deepcopy(target)
+    given = left_padded(PROMPTS[:1]) | GREEDY | {"return_dict_in_generate": True, "output_logits": True}
+    assistant = uag.Assistant(None, None, tokenizer)
+    before = torch.stack(assistant.generate(target, **given).logits)
+    change(target)
+    after, plain = (
+        torch.stack(each.generate(*of, **given).logits) for each, of in ((assistant, [target]), (target, []))
+    )
+    torch.testing.assert_close(after, plain, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, after, rtol=1e-3, atol=1e-3)
 
 
 def test_model_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

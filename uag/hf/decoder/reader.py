@@ -82,8 +82,7 @@ class _Reader:
         ):
             raise UndescribedError("is not a decoder of blocks with an embedding and a head")
         table = self._weight(embedding)
-        row = embedding(torch.tensor([1]))[0].detach().float()
-        factor = float((row @ table[1].float()) / table[1].float().square().sum().clamp(min=1e-30))
+        factor = self._embedding_factor(embedding, table)
         learned = self._first(base, "wpe", "embed_positions", optional=True)
         position_table = None if learned is None else self._weight(learned)
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in caches.default_layers(model)]
@@ -111,6 +110,17 @@ class _Reader:
         if unread is not None:
             raise UndescribedError(f"has weights with an unknown meaning ({unread})")
         return description
+
+    def _embedding_factor(self, embedding: Any, table: torch.Tensor) -> float:
+        """Return what an embedding multiplies its rows by, measured on the first one that shows it."""
+        first = table[:64].float()
+        largest = first.abs().amax(-1)
+        shown = ((largest > 1e-6) & (largest < 1e6)).nonzero().flatten().tolist()
+        if not shown:
+            raise UndescribedError("has an embedding whose rows are zero or not finite")
+        found = embedding(torch.tensor(shown[:1]))[0].detach().float()
+        place = int(first[shown[0]].abs().argmax())
+        return float(found[place] / first[shown[0], place])
 
     def _block(self, layer: Any, index: int) -> Block:
         attention = self._first(layer, "self_attn", "attn", "attention")
