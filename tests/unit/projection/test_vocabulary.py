@@ -16,7 +16,7 @@ from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 from uag.errors import PairError
-from uag.projection import TokenizerPair
+from uag.projection import TokenizerPair, vocabulary
 from uag.projection.pair import NO_TOKEN
 from uag.projection.vocabulary import SortedBytes, vocabulary_map
 
@@ -172,8 +172,9 @@ def test_two_loads_of_a_pair_share_one_map_that_keeps_no_tokenizer_alive() -> No
     assert vocabulary_map(from_tokenizer(byte_level()), from_tokenizer(llama())) is maps
 
 
-def test_a_released_pair_goes_without_the_cyclic_collector() -> None:
+def test_a_released_pair_goes_without_the_cyclic_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its maps are large, and servers switch the collector off."""
+    monkeypatch.setattr(vocabulary, "_maps", weakref.WeakValueDictionary())  # another test's pair may share them
     pair = TokenizerPair.of(*(from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "llama")))
     assert pair.first_target.of_text(b"one two") != NO_TOKEN
     assert pair.maps.target_sorted.neighbors(b"one").starts
