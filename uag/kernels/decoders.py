@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 
 from uag import forks
 from uag.hf import models
@@ -30,6 +31,9 @@ Measured: 0.0004 in float32 (keys and values are kept in float16), 0.03 in bfloa
 _LEAST_SHARED = {"int8": 0.9, "int4": 0.6}
 """Least probability mass that the copy must share with the model's own weights, on ids without a meaning, which share
 less than text. Measured on text: 0.96 with int8 (SmolLM2-135M)."""
+
+IS_READ = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
+"""Whether the forwards of this release were read for `_READ_WHOLE`; in 5.16, some of Gemma's compute something else."""
 
 _READ_WHOLE = {
     "cwm", "gemma", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "ministral", "mistral", "olmo2", "olmo3",
@@ -110,6 +114,8 @@ def _make(model: Any, form: str) -> Decoder | str:
 
 def _why_not_whole(model: Any, description: Description) -> str:
     """Return why a target's passes cannot run over its own weights, or an empty string."""
+    if not IS_READ:
+        return "is of an older transformers, whose forwards were not read"
     if model.config.get_text_config(decoder=True).model_type not in _READ_WHOLE or of_others(model):
         return "may compute something at later positions that a trial does not show"
     storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}

@@ -13,7 +13,7 @@ from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_r
 from uag.hf.cache.static import is_static
 from uag.hf.inspection import per_call
 
-_DUMMY = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()  # not in older releases
+_DUMMY = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # not in older releases
 
 _RAGGED: tuple[type, ...] = (DynamicLayer, DynamicSlidingWindowLayer, *_DUMMY)
 """Layer classes that keep only keys and values, so that the rows of a cache may differ in length."""
