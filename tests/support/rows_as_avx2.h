@@ -50,4 +50,5 @@ TARGET static inline as_ints as_dot4(as_ints acc, as_ints w, as_ints x) {
 #define FROM_HALF(v) as_floats((as_halves)(v))
 #define TO_HALF(v) as_rounded(v)
 #define KEEP(v, type, R, J)
+#define PIN(v)
 #define DOT4(acc, w, x) ((vi)as_dot4((as_ints)(acc), (as_ints)(w), (as_ints)(x)))

@@ -65,6 +65,7 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #define FROM_HALF(v) _mm512_cvtph_ps((__m256i)(v))
 #define TO_HALF(v) _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)
 #define KEEP(v, type, R, J) if ((J) > 1) __asm__("" : "+v"(v))
+#define PIN(v) __asm__("" : "+v"(v))
 #define DOT4(acc, w, x) ((vi)_mm512_dpbusd_epi32((__m512i)(acc), (__m512i)(w), (__m512i)(x)))
 #endif
 #define ISA(name) name##_avx512
@@ -75,7 +76,6 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 #define DOT8(acc, w, x) DOT4(acc, (w) ^ (int32_t)0x80808080, x) /* of bytes without a sign, which are 128 more */
 #define START8(sum) ((vi){0} - 128 * (sum))
 #define SUM4(acc) (acc)
-#define PIN(v) __asm__("" : "+v"(v))
 #define MOST_CODED 8
 #include "_rows_tile.h"
 
