@@ -97,7 +97,7 @@ def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
 def are_right(call: Call) -> bool:
     """Return whether the kernels compute what PyTorch computes for single tokens, in calls without candidates."""
     way, key = Way(call.kernels), (_key(call.model), len(call.kernels))
-    return once(call.model, "single tokens", lambda: not _is_wrong(call, way, (1,)), lambda _: False, key)
+    return once(call.model, "single tokens", lambda: not _is_wrong(call, way), lambda _: False, key)
 
 
 def _is_static(call: Call) -> bool:
@@ -123,7 +123,7 @@ def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
             operations = {name for name, _ in wide.sizes - narrow.sizes}
             seen.counts = wide.counts | narrow.counts
             # One token is enough, because blocks are compared with single tokens.
-            is_wrong = _is_wrong(call, way, (1,), logits[0][:, :1])
+            is_wrong = _is_wrong(call, way, logits[0][:, :1])
             # Where rows advance independently, the second row is also computed without its padding. Its widest and its
             # narrowest block are enough, because the padded blocks of the other widths are compared with these two.
             needs_alone = is_ragged and not operations and not is_wrong
@@ -167,10 +167,10 @@ def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
     )
 
 
-def _is_wrong(call: Call, way: Way, widths: Sequence[int], logits: torch.Tensor | None = None) -> bool:
+def _is_wrong(call: Call, way: Way, logits: torch.Tensor | None = None) -> bool:
     """Return whether the kernels compute other logits than PyTorch; rounding may send a token to other experts."""
-    logits = _run(call, way, widths=widths)[0][0] if logits is None else logits
-    (expected,), *_ = _run(call, Way(), widths=widths)
+    logits = _run(call, way, widths=(1,))[0][0] if logits is None else logits
+    (expected,), *_ = _run(call, Way(), widths=(1,))
     is_routed = not _is_full_precision(call) and blocks.has_experts(call.model)
     bound = _MAX_DIFFERENCE if _is_full_precision(call) else 2 * _MAX_DIFFERENCE_IN_HALF
     return _difference(logits, expected, of_all=not is_routed) > bound

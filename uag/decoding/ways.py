@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
 from uag.decoding import trial
 from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.decoding.trial import Trial, Way
 from uag.hf import blocks, models, positions
-from uag.hf.cache import caches
+from uag.hf.cache import caches, static
 from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import graphs_of
 from uag.kernels import Decoder, decoder_of
@@ -27,7 +25,6 @@ _SLOTS_STEP = 512  # the cache has a multiple of this many slots: rounding may d
 
 _MOST_SLOTS = 1 << 16  # slots of the longest cache for a target with fewer positions
 
-_WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer  # layers of a dynamic cache that keep nothing but keys and values
 _SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")  # attention that does not choose a kernel by the length of a cache
 
 
@@ -54,9 +51,9 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
 
 def _decoder(call: Call) -> Decoder | None:
     """Return what runs the passes of a call in one call of the kernels each; None if it cannot run all of them."""
-    if Limits(call, ()).is_static or not call.stopping.max_length:
+    if static.is_static(caches.cache_in(call.model_kwargs)) or not call.stopping.max_length:
         return None
-    found = decoder_of(call.model, "model")
+    found = decoder_of(call.model, "model", call.kernels)
     return found if isinstance(found, Decoder) and _most_slots(call) <= found.max_positions else None
 
 
@@ -104,7 +101,7 @@ def _refusals(call: Call) -> Iterator[str]:
         yield "the target keeps no cache (use_cache=False, or its own state)"
     if caches.outlives_call(cache):
         yield "the caller passed a cache, which may have another length"
-    layers = models.default_cache_refusals(model) or models.layers_other_than(_WITH_KEYS, model)
+    layers = models.default_cache_refusals(model) or models.layers_other_than(caches.WITH_KEYS, model)
     yield layers and f"the target's cache has layers without a fixed length ({layers})"
     if blocks.has_experts(model):  # the trial finds their differences in float32, but in bfloat16 not always
         yield "the target has experts, and how many tokens each gets depends on the other tokens"

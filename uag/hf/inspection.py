@@ -39,10 +39,11 @@ _current: ContextVar[tuple[Any, dict[Any, Any]]] = ContextVar("current", default
 
 @contextmanager
 def inspected_once(model: Any) -> Iterator[None]:
-    """Cache the results of `per_call` functions for this model, in this thread, until the context exits."""
+    """Cache the results of `per_call` functions for this model, in this thread, until the outermost context exits."""
     before = _current.get()
     try:
-        _current.set((model, {}))
+        if before[0] is not model:
+            _current.set((model, {}))
         yield
     finally:
         _current.set(before)

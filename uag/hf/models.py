@@ -114,6 +114,7 @@ def can_compile(model: Any) -> bool:
     return bool(getattr(model, "_can_compile_fullgraph", False))
 
 
+@per_call
 def max_positions(model: Any) -> int:
     """Return the maximum number of positions of a model or a config; very large if it has no limit."""
     config = getattr(model, "config", model).get_text_config(decoder=True)

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
 
 from uag import forks
 from uag.hf import models
 from uag.hf.decoder import Description, UndescribedError, describe
 from uag.hf.foreign_code import of_others
-from uag.hf.inspection import inspected_once, is_training
+from uag.hf.inspection import inspected_once, is_training, modules, per_call
 from uag.hf.trials import once
 from uag.kernels.decoder import Decoder
 from uag.kernels.decoder_cache import Cache
@@ -31,9 +30,6 @@ Measured: 0.0004 in float32 (keys and values are kept in float16), 0.03 in bfloa
 _LEAST_SHARED = {"int8": 0.9, "int4": 0.6}
 """Least probability mass that the copy must share with the model's own weights, on ids without a meaning, which share
 less than text. Measured on text: 0.96 with int8 (SmolLM2-135M)."""
-
-IS_READ = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
-"""Whether the forwards of this release were read for `_READ_WHOLE`; in 5.16, some of Gemma's compute something else."""
 
 _READ_WHOLE = {
     "cwm", "gemma", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "ministral", "mistral", "olmo2", "olmo3",
@@ -54,13 +50,13 @@ _known: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Any, Decoder |
 _lock = forks.lock()
 
 
-def decoder_of(model: Any, form: str) -> Decoder | str:
+def decoder_of(model: Any, form: str, kernels: OwnKernels | None = None) -> Decoder | str:
     """Return a model's decoder in a form of weights, or why it has none, phrased to follow "the draft".
 
-    It is made at the first call, and again if the weights have changed.
+    It is made at the first call, and again if the weights have changed. `kernels` are the model's, if they are known.
     """
     with inspected_once(model):
-        kernels = OwnKernels(model)
+        kernels = OwnKernels(model) if kernels is None else kernels
         if not kernels:
             return kernels.why_none
         weights = _fingerprint(model)
@@ -73,6 +69,7 @@ def decoder_of(model: Any, form: str) -> Decoder | str:
             return of_model[form][1]
 
 
+@per_call
 def _fingerprint(model: Any) -> Any:
     """Return what a decoder is read from: weights by address, version and some numbers, and all else as it is."""
     found = []
@@ -82,9 +79,9 @@ def _fingerprint(model: Any) -> Any:
         version = 0 if weight.is_inference() else weight._version
         found.append((weight.data_ptr(), version, weight.dtype, _bytes(flat[::step])))
     buffers = tuple(_bytes(buffer) for buffer in model.buffers() if buffer.numel() <= _MOST_IN_BUFFER)
-    owners = *map(vars, model.modules()), vars(model.config), vars(model.config.get_text_config(decoder=True))
+    owners = *map(vars, modules(model)), vars(model.config), vars(model.config.get_text_config(decoder=True))
     values = tuple(value for owner in owners for value in owner.values() if type(value) in (bool, int, float, str))
-    return tuple(found), buffers, values, tuple(map(type, model.modules())), is_training(model)
+    return tuple(found), buffers, values, tuple(map(type, modules(model))), is_training(model)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -114,8 +111,6 @@ def _make(model: Any, form: str) -> Decoder | str:
 
 def _why_not_whole(model: Any, description: Description) -> str:
     """Return why a target's passes cannot run over its own weights, or an empty string."""
-    if not IS_READ:
-        return "is of an older transformers, whose forwards were not read"
     if model.config.get_text_config(decoder=True).model_type not in _READ_WHOLE or of_others(model):
         return "may compute something at later positions that a trial does not show"
     storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}

@@ -9,15 +9,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from uag.hf.cache.caches import CACHE_NAMES, cache_in
+from uag.hf.cache.caches import CACHE_NAMES, WITH_KEYS, cache_in
 from uag.kernels import operations
 from uag.kernels.decoder import Decoder
 from uag.kernels.decoder_cache import Cache
-
-_LAYERS = DynamicLayer, DynamicSlidingWindowLayer
 
 _INPUTS = {
     "input_ids", "position_ids", "attention_mask", "cache_position", "use_cache", "logits_to_keep", "return_dict",
@@ -56,7 +53,7 @@ def _own_cache(decoder: Decoder, inputs: dict[str, Any], ids: Any, cache: Any) -
     """Return a cache for a pass's own tokens, and how many each row has; None for unusual inputs."""
     if not all(name in _INPUTS or value is None for name, value in inputs.items()) or not operations.is_plain(ids):
         return None
-    if type(cache) is not DynamicCache or any(type(layer) not in _LAYERS for layer in cache.layers):
+    if type(cache) is not DynamicCache or any(type(layer) not in WITH_KEYS for layer in cache.layers):
         return None
     num_rows, width = ids.shape
     num_past = int(cache.get_seq_length())

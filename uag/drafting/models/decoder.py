@@ -11,6 +11,9 @@ MOST_KEPT = 1 << 26
 """Bytes of the largest cache that is kept for the next call."""
 
 
+KEEPS_ITS_WEIGHTS = "keeps its own weights (draft_weights='model')"
+
+
 class DecoderPasses(TorchPasses):
     """Passes of a transformers model that run in one call of the kernels where that works, and else in PyTorch.
 
@@ -28,8 +31,7 @@ class DecoderPasses(TorchPasses):
         self._cache: Cache | None = None
 
     def _begin(self, encoder_ids: Sequence[Sequence[int]]) -> None:
-        keeps = self._form == "model"
-        found = "keeps its own weights (draft_weights='model')" if keeps else decoder_of(self.model, self._form)
+        found = KEEPS_ITS_WEIGHTS if self._form == "model" else decoder_of(self.model, self._form)
         self._decoder = None if isinstance(found, str) else found
         self.counts.passes = (
             f"in PyTorch: the draft {found}" if isinstance(found, str) else f"in one call, {self._form}"

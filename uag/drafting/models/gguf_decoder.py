@@ -13,7 +13,7 @@ from torch import nn
 from uag import forks
 from uag.drafting.drafter import Counts
 from uag.drafting.models.base import Passes
-from uag.drafting.models.decoder import MOST_KEPT
+from uag.drafting.models.decoder import KEEPS_ITS_WEIGHTS, MOST_KEPT
 from uag.gguf import GgufDraft, UnknownFileError, load_model
 from uag.kernels import Cache, Decoder, OwnKernels, decoder_of
 from uag.projection import Node
@@ -55,7 +55,7 @@ def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
     if isinstance(contents, str):
         return contents
     if form == "model":
-        return "keeps its own weights (draft_weights='model')"
+        return KEEPS_ITS_WEIGHTS
     if why := OwnKernels(nn.Linear(1, 1)).why_none:
         return why
     key = *draft.version, form

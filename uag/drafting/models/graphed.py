@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from uag.drafting.drafter import Counts
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, wrapped
-from uag.hf.cache import static
+from uag.hf.cache import caches, static
 from uag.hf.cache.book import Book
 from uag.hf.cache.recorded import GraphedModel, kind_of, moved
 from uag.hf.devices import graphs_of, synchronize
@@ -53,7 +52,7 @@ class StaticPasses(GraphedModel):
             return "transformers does not support static caches for its class"
         if attention not in _WITH_4D_MASKS:
             return f"its attention {attention!r} does not support 4D masks; load it with 'sdpa'"
-        unusual = models.layers_other_than((DynamicLayer, DynamicSlidingWindowLayer), self._model)
+        unusual = models.layers_other_than(caches.WITH_KEYS, self._model)
         if unusual:
             return f"its cache has layers of kind {unusual}"
         return "" if models.windows(self._model) else "its forward takes no masks by layer"

@@ -15,7 +15,9 @@ from uag.hf.inspection import per_call
 
 _DUMMY = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # not in older releases
 
-_RAGGED: tuple[type, ...] = (DynamicLayer, DynamicSlidingWindowLayer, *_DUMMY)
+WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer  # layers of a dynamic cache that keep nothing but keys and values
+
+_RAGGED: tuple[type, ...] = (*WITH_KEYS, *_DUMMY)
 """Layer classes that keep only keys and values, so that the rows of a cache may differ in length."""
 
 REWINDABLE: tuple[type, ...] = (*_RAGGED, *KEPT_BY_STATE, DynamicIndexedLayer)

@@ -68,6 +68,7 @@ class _Reader:
         self.read: set[int] = set()  # the parameters that the description contains, by id
         self.rotary: Any = None
         self.num_heads = self.num_kv_heads = self.head_dim = 0
+        self.has_softcap = models.attention_of(model) != "sdpa"  # which ignores it (Gemma 2, older transformers)
         self.gains: dict[type, float] = {}  # of each class of norms, what is added to its weights
 
     def description(self) -> Description:
@@ -198,7 +199,7 @@ class _Reader:
             rotary=(kind if by_layer else "") if has_rotary else None,
             window=self.windows[index],
             scale=float(getattr(module, "scaling", size**-0.5)),
-            softcap=float(getattr(module, "attn_logit_softcapping", None) or 0.0),
+            softcap=float(getattr(module, "attn_logit_softcapping", None) or 0.0) * self.has_softcap,
             sinks=sinks,
         )  # fmt: skip
 
