@@ -12,6 +12,7 @@ import uag
 from tests.integration.drafts.test_decoder_families import _IDS, _KV, FAMILIES, NUM_IDS, VOCAB_SIZE, tiny
 from tests.support.calls import GREEDY, PROMPTS, left_padded
 from tests.support.models import tiny_target
+from uag.hf import models
 from uag.hf.cache import caches
 from uag.kernels import Decoder, OwnKernels, decoder_of, kernel, one_call, operations
 
@@ -193,6 +194,21 @@ def test_model_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyP
     given = left_padded(PROMPTS[:1]) | GREEDY
     assistant = uag.Assistant(None, None, tokenizer, trust_changes=True)
     assert assistant.generate(target, **given).equal(target.generate(**given))
+
+
+def test_a_description_that_lacks_a_soft_cap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes the logits by less than other faults: 0.00005 of their deviation."""
+    target = made("Gemma 2")
+    ids = torch.arange(5, 25)[None]
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pad_token_id": 0} | GREEDY
+    assistant = uag.Assistant(None)
+    monkeypatch.setattr(models, "attention_of", lambda _: "sdpa")  # which has no soft cap
+    assistant.generate(target, **given)
+    assert passes_of(lambda: assistant.generate(target, **given)) == (0, 0)
+    monkeypatch.undo()
+    target = copy.deepcopy(target)
+    assistant.generate(target, **given)
+    assert passes_of(lambda: assistant.generate(target, **given))[0] > 0
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
