@@ -12,6 +12,7 @@ from uag.errors import OptionError
 from uag.hf import models
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+"""The JSON schema of every object."""
 
 
 class GuidanceProcessor(LogitsProcessor):
@@ -46,9 +47,12 @@ class JsonSchemas:
 
     Raises:
         ImportError: the library is not installed, or none is.
+        OptionError: there is no such library.
     """
 
     def __init__(self, tokenizer: Any, model: Any, library: str | None = None) -> None:
+        if library is not None and library not in _MAKERS:
+            raise OptionError(f"library is {library!r}, it must be one of {', '.join(_MAKERS)}")
         eos_ids = model.generation_config.eos_token_id
         eos_ids = [eos_ids] if isinstance(eos_ids, int) else eos_ids
         for make in [_MAKERS[library]] if library else _MAKERS.values():

@@ -254,6 +254,12 @@ def test_a_token_against_the_grammar_is_an_error() -> None:
         processor(torch.tensor([[5, 1, 7]]), torch.zeros(1, 1536))
 
 
+def test_an_unknown_library_is_refused() -> None:
+    target, tokenizer = demo()
+    with pytest.raises(OptionError, match="library is 'outlines', it must be one of llguidance, xgrammar"):
+        JsonSchemas(tokenizer, target, "outlines")
+
+
 @pytest.mark.parametrize("library", [None, *LIBRARIES])
 def test_a_missing_package_is_named(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LIBRARIES:
