@@ -42,7 +42,7 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
         found = trial.run(call, way, is_ragged=is_ragged)
         if found.is_wrong:
             break
-        if chosen is None or not found.dependence:
+        if chosen is None or not (found.dependence or found.refusal):
             chosen = way, found
         if found.refusal or not found.dependence:
             break

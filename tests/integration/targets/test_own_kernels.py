@@ -154,7 +154,7 @@ def test_the_trial_finds_kernels_that_round_by_width_or_by_padding(
     fault: Any, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linear = kernel.linear
-    monkeypatch.setattr(kernel, "linear", lambda x, weight, bias: linear(x, weight, bias) * fault(x))
+    monkeypatch.setattr(kernel, "linear", lambda x, weight, bias=None: linear(x, weight, bias) * fault(x))
     assistant = uag.Assistant(None)
     assistant.generate(model("llama"), **left_padded(PROMPTS[:2]), max_new_tokens=1)
     assert f"computes a token differently in place {place} tokens" in assistant.stats.draft_dependence
