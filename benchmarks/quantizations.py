@@ -6,7 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
 
 QUANTIZATIONS = (
-    "torchao-int8", "torchao-int4", "torchao-dynamic", "bitsandbytes-nf4", "bitsandbytes-int8", "quanto-int8",
+    "torchao-int8", "torchao-int4", "torchao-tinygemm", "torchao-dynamic",
+    "bitsandbytes-nf4", "bitsandbytes-int8", "quanto-int8",
 )  # fmt: skip
 
 
@@ -24,7 +25,11 @@ def _config(package: str, kind: str) -> Any:
         return QuantoConfig(weights=kind)
     from torchao import quantization
 
-    if kind == "int4":  # "opaque", torchao's packing for CPUs, is a prototype that TorchAoConfig does not reach
+    if kind == "tinygemm":
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+        return TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size=32))
+    if kind == "int4":
         group = quantization.PerGroup(32)
         return TorchAoConfig(quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group))
     kinds = {"int8": "Int8WeightOnlyConfig", "dynamic": "Int8DynamicActivationInt8WeightConfig"}

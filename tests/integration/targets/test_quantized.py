@@ -11,6 +11,7 @@ from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dy
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
 from tests.support.grids import ROWS_AND_MODES, covering
+from uag.errors import PairError
 from uag.hf import models, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
@@ -127,7 +128,7 @@ def test_weights_that_allow_products_only(num_rows: int, options: dict[str, Any]
     assert not stats.fallbacks
     assert_drafted(stats)
     assert "aten::mm" in stats.draft_dependence
-    with pytest.raises(uag.PairError, match="cannot draft for itself: it has weights that are not plain tensors"):
+    with pytest.raises(PairError, match="cannot draft for itself: it has weights that are not plain tensors"):
         uag.Assistant("copy", None, pair()[1]).generate(target, **left_padded(PROMPTS[:num_rows]), **options)
 
 

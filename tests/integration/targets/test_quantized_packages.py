@@ -10,6 +10,7 @@ import uag
 from benchmarks.quantizations import load_quantized
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded
 from tests.support.grids import covering
+from uag.errors import PairError
 from uag.loading import demo_folder, load_pair
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
@@ -35,7 +36,7 @@ def demo_draft() -> uag.Assistant:
 
 @covering(
     "name, num_rows, options",
-    ("torchao-int8", "torchao-int4", "quanto-int8"),
+    ("torchao-int8", "torchao-int4", "torchao-tinygemm", "quanto-int8"),
     (1, 3),
     (GREEDY, SAMPLED),
     strength=1,
@@ -73,5 +74,5 @@ def test_bitsandbytes_4_bits() -> None:
 )
 def test_no_copy_is_made_of_them(name: str) -> None:
     target = loaded(name)
-    with pytest.raises(uag.PairError, match="cannot draft for itself"):
+    with pytest.raises(PairError, match="cannot draft for itself"):
         uag.Assistant("copy", None, load_pair().target_tokenizer).generate(target, **left_padded(PROMPTS[:1]), **GREEDY)
