@@ -45,7 +45,7 @@ class PackedWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, plain: torch.Tensor) -> "PackedWeight":
-        return torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)  # type: ignore[attr-defined,no-any-return]
+        return torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)
 
     def __init__(self, plain: torch.Tensor) -> None:
         self.plain = plain
@@ -58,7 +58,7 @@ class PackedWeight(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.aten.detach.default:
             return cls(args[0].plain)
         raise NotImplementedError(f"{func} is not implemented")
