@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from uag.cli import common
-from uag.cli.progress import Progress
+from uag.cli.progress import ProgressLine
 from uag.errors import OptionError
 
 _ARMS = (
@@ -64,7 +64,7 @@ def run(
         arm_names=tuple(arms or library.ARM_NAMES),
         **{field.name: given[field.name] for field in fields(library.BenchOptions) if field.name in given},
     )
-    with Progress(minutes) as progress:
+    with ProgressLine(minutes) as progress:
         pairs, refused = library.load_pairs(target, drafts or [], options, dtype=dtype, device=device)
         pair = pairs[0]
         built = library.build_arms(pair, options, pairs[1:])

@@ -10,7 +10,7 @@ from uag.cli import common
 _EVERY_S = 10.0  # time between two lines where standard error is not a terminal
 
 
-class Progress:
+class ProgressLine:
     """A context in which a thread reports what runs, also during a call of many minutes.
 
     Call it with the share of the work that is done (0 to 1) and the name of what begins. Until then, models are loaded.
