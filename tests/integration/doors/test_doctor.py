@@ -51,7 +51,6 @@ def test_the_targets_own_copy_is_one_of_the_drafts(capsys: pytest.CaptureFixture
     assert {arm["draft"]: arm["refusal"] for arm in report["arms"] if arm["draft"]} == {"copy": None, DRAFT: None}
     assert report["tax"]["speed_up"] > 0  # of the copy's candidates, each replaced
     (useless,) = [record for record in report["records"] if record["arm"] == "uag-useless"]
-    assert useless["num_candidate_tokens"] > 0
     assert useless["num_accepted_tokens"] == 0
 
 
