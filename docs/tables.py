@@ -1,7 +1,7 @@
-"""Write the tables of docs/architectures.md and docs/configurations.md.
+"""Write the table of docs/architectures.md.
 
-python docs/tables.py architectures                    (ten minutes)
-python docs/tables.py configurations --record FILE     (hours; sweeps the classes that FILE lacks)
+python docs/tables.py architectures                    (all columns but the last; ten minutes)
+python docs/tables.py configurations --record FILE     (the last one; hours; sweeps the classes that FILE lacks)
 """
 
 import argparse
@@ -11,34 +11,35 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 import transformers
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architectures.md"
 sys.path.insert(0, str(ROOT))
 
 from tests.support import configurations, walk  # noqa: E402
 from tests.support.tiny_classes import class_names  # noqa: E402
 
 
-def update(page: str, summary: str, lines: Iterable[str]) -> None:
-    """Replace the versions, the summary and the lines of a page's table; the rest of the page is written by hand."""
-    file = ROOT / "docs" / f"{page}.md"
-    versions = rf"transformers {transformers.__version__}\1 PyTorch {torch.__version__.partition('+')[0]}"
-    text = re.sub(r"transformers [\w.]+(,| and) PyTorch [\w.]+", versions, file.read_text())
-    head, command, _, titles = re.split(r"(```sh\n.*\n```\n\n)(.*\n\n)", text)
-    above = "".join(titles.splitlines(keepends=True)[:2])
-    file.write_text(f"{head}{command}{summary}\n\n{above}" + "".join(f"| {line} |\n" for line in lines))
+def update(summary: str, columns: slice, found: Mapping[str, Sequence[str]]) -> None:
+    """Replace columns of the table by those of each class, the line that begins as a summary, and the versions.
 
-
-def line_of(verdict: walk.Verdict, model_type: str) -> str:
-    """Return one line of the table of classes."""
-    why = f": {verdict.reason}" if verdict.reason else ""
-    cells = (verdict.class_name, model_type, f"**{verdict.kind}**{why}", verdict.independence, verdict.as_draft)
-    return " | ".join(" ".join(cell.split()).replace("|", "/").replace("_", "\\_") for cell in cells)
+    The rest of the page is written by hand. Columns are counted after the class's name.
+    """
+    text = PAGE.read_text()
+    versions = f"transformers {transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}"
+    text = re.sub(r"transformers [\w.]+ and PyTorch [\w.]+", versions, text)
+    text = re.sub(rf"^{summary.partition(' ')[0]} .*$", summary, text, flags=re.MULTILINE)
+    above, titles, table = re.split(r"(\| class \|.*\n.*\n)", text)
+    rows = {name: cells for name, *cells in (line[2:-2].split(" | ") for line in table.splitlines())}
+    rows = {name: rows.get(name, [""] * 5) for name in sorted({*rows, *found})}
+    for name, cells in found.items():
+        rows[name][columns] = [" ".join(cell.split()).replace("|", "/").replace("_", "\\_") for cell in cells]
+    PAGE.write_text(above + titles + "".join(f"| {' | '.join([name, *rows[name]])} |\n" for name in rows))
 
 
 def architectures() -> None:
@@ -50,9 +51,15 @@ def architectures() -> None:
     counts = Counter(verdict.kind for verdict in verdicts).most_common()
     drafts = sum(verdict.as_draft == "drafts" for verdict in verdicts)
     independent = sum(verdict.independence == "yes" for verdict in verdicts)
-    summary = f"{len(verdicts)} classes: " + ", ".join(f"{n} {kind}" for kind, n in counts)
+    summary = f"Classes: {len(verdicts)}; as targets " + ", ".join(f"{n} {kind}" for kind, n in counts)
     summary += f"; {independent} draft-independent; {drafts} draft."
-    update("architectures", summary, (line_of(verdict, types[verdict.class_name]) for verdict in verdicts))
+    update(summary, slice(0, 4), {shown(each.class_name): cells(each, types[each.class_name]) for each in verdicts})
+
+
+def cells(verdict: walk.Verdict, model_type: str) -> list[str]:
+    """Return the columns that the walk over all classes fills."""
+    why = f": {verdict.reason}" if verdict.reason else ""
+    return [model_type, f"**{verdict.kind}**{why}", verdict.independence, verdict.as_draft]
 
 
 def swept(record: Path) -> dict[str, Counter[str]]:
@@ -76,16 +83,25 @@ def sweep(record: Path, seconds: float, part: tuple[int, int], num_pairs: int) -
             lines.write(json.dumps([name, counts]) + "\n")
     by_class = swept(record)
     total = sum(by_class.values(), Counter())
-    kinds = ", ".join(f"{total[kind]} {kind.lower()}" for kind in configurations.KINDS)
-    rows = ([name, each.total(), *(each[kind] for kind in configurations.KINDS)] for name, each in by_class.items())
-    summary = f"{total.total()} calls of {len(by_class)} classes: {kinds}."
-    update("configurations", summary, (" | ".join(map(str, row)) for row in rows))
+    summary = f"Configurations: {total.total()} calls; {words(total)}."
+    update(summary, slice(4, 5), {shown(name): [words(each)] for name, each in by_class.items()})
+
+
+def words(counts: Counter[str]) -> str:
+    """Return counts in words, without zeros."""
+    kinds = {kind: kind.removeprefix("equal, ").lower() for kind in configurations.KINDS}
+    return ", ".join(f"{counts[kind]} {name}" for kind, name in kinds.items() if counts[kind])
+
+
+def shown(name: str) -> str:
+    """Return the name of a class as the table has it."""
+    return name.replace("_", "\\_")
 
 
 def main() -> None:
-    """Write one of the two tables."""
+    """Write columns of the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("architectures", "configurations"))
+    parser.add_argument("columns", choices=("architectures", "configurations"))
     parser.add_argument("--record", type=Path, default="sweep.jsonl", help="one line of JSON for each finished class")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("INDEX", "PARTS"))
@@ -94,7 +110,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    if given.table == "architectures":
+    if given.columns == "architectures":
         architectures()
     else:
         sweep(given.record, given.seconds, given.part, given.pairs)

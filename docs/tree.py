@@ -1,21 +1,13 @@
-"""Write the tree of files in docs/how-it-works.md, with the first sentence of each module's docstring.
+"""Print the tree of the package's files, with the first sentence of each module's docstring.
 
 python docs/tree.py
 """
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "how-it-works.md"
-BLOCK = re.compile(r"(?<=<!-- written by docs/tree.py -->\n```text\n).*?(?=```\n)", re.DOTALL)
-
-
-def tree() -> str:
-    """Return a line for each folder and module of the package."""
-    return "".join(f"{line}\n" for folder in ("adapters", "uag") for line in lines(ROOT / folder))
 
 
 def lines(folder: Path, indent: str = "") -> Iterator[str]:
@@ -37,4 +29,5 @@ def line(module: Path, name: str, indent: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(BLOCK.sub(tree().replace("\\", r"\\"), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for folder in ("adapters", "uag"):
+        print("\n".join(lines(ROOT / folder)))

@@ -45,7 +45,7 @@ class Assistant:
 
     Args:
         draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), its hub name or folder, or a GGUF
-            file (see docs/gguf.md). None for plain decoding.
+            file (see docs/integrations.md). None for plain decoding.
         draft_tokenizer: the draft's tokenizer; not needed if the draft shares the target's, is passed by name, or is a
             GGUF file, which contains its own.
         tokenizer: the target's tokenizer; not needed if the draft shares it.

@@ -34,10 +34,10 @@ def install(**options: Any) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
-    docs/predictions.md), which need `tokenizer=` if the prediction is text. Every other call passes through unchanged:
-    calls without either, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
-    token healing, and model classes that override `generate`. If such a call has a `prediction`, it is left out, and a
-    log line says why.
+    docs/free-candidates.md), which need `tokenizer=` if the prediction is text. Every other call passes through
+    unchanged: calls without either, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early
+    exit, token healing, and model classes that override `generate`. If such a call has a `prediction`, it is left out,
+    and a log line says why.
 
     Args:
         options: those of `uag.Assistant` for the calls that uag handles, such as `draft_independent=True`. One that is

@@ -30,6 +30,8 @@ Content = str | list[dict[str, Any]]  # a prompt: a text, or the messages of a c
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 Dtype = str | torch.dtype | None
 
+_OF_TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
+
 _MAX_DRAFTS = 4  # maximum number of drafts kept by name
 
 _lock = forks.turn()
@@ -163,7 +165,7 @@ def load_model(name: str, *, dtype: Dtype = None, device: str | None = None, rol
 
 def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
     """Load the tokenizer of a model, with options of `AutoTokenizer.from_pretrained`, or the one inside a GGUF file."""
-    with _explained(f"tokenizer of the {role} {name!r}"):
+    with _explained(f"tokenizer of the {role} {name!r}", name):
         if is_gguf_name(name):
             return GgufDraft(name).tokenizer
         name = _existing(name)
@@ -172,17 +174,27 @@ def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Convert transformers' exceptions into an error that names what cannot be loaded."""
+def _explained(what: str, tokenizer: str = "") -> Iterator[None]:
+    """Convert transformers' exceptions into an error that says what cannot be loaded; `tokenizer` is its folder."""
     try:
         yield
     except UagError:
         raise
     except (OSError, ValueError) as error:
+        why = _missing_tokenizer(tokenizer) or " ".join(str(error).split())
         raise LoadingError(
-            f"The {what} cannot be loaded: {' '.join(str(error).split())} Pass the name of a hub model, or a folder "
-            "with a config.json and a tokenizer; a draft may also be a GGUF file."
+            f"The {what} cannot be loaded: {why} Pass the name of a hub model, or a folder with a config.json and a "
+            "tokenizer; a draft may also be a GGUF file."
         ) from error
+
+
+def _missing_tokenizer(name: str) -> str:
+    """Return that a folder has no tokenizer, which transformers' message does not say; empty if it has one."""
+    folder = Path(name).expanduser()
+    if not name or not folder.is_dir() or any(next(folder.glob(files), "") for files in _OF_TOKENIZERS):
+        return ""
+    also = "" if (folder / "config.json").is_file() else " and no config.json, so it is not a model's"
+    return f"the folder {str(folder)!r} has no tokenizer (tokenizer.json or tokenizer.model){also}."
 
 
 def check_dtype(dtype: Dtype) -> str | None:
@@ -224,8 +236,8 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
     except (ValueError, TemplateError) as error:
         if getattr(tokenizer, "chat_template", "") is None:
             raise OptionError(
-                "The target's tokenizer has no chat template. Pass a text without --chat, or a target that was trained "
-                "for conversations."
+                "The target's tokenizer has no chat template. Pass a text (uag generate -p TEXT) without --chat, or a "
+                "target that was trained for conversations."
             ) from error
         raise OptionError(f"The target's chat template rejects these messages: {error}") from error
     return list(tokenizer(_valid(text), add_special_tokens=False)["input_ids"])

@@ -41,9 +41,9 @@ class Options:
     """The options of `uag.Assistant`, which accepts them by name, as this object, or as this object with changes.
 
     Attributes:
-        prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
+        prediction: the expected output, for calls without their own `prediction` (see docs/free-candidates.md): text or
             target ids, or a list with one of these or None per row.
-        memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (see docs/memory.md).
+        memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (same page).
         num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
         prompt_lookup: if the last tokens occurred before, propose the tokens that followed them, provided that this is
@@ -62,7 +62,7 @@ class Options:
             and compute a token in a block as they compute it alone (see docs/kernels.md).
         draft_independent: decode plainly, with the reason in `stats.fallbacks`, where ids, scores, logits and generator
             state could depend on the draft in any bit. On a CPU with uag's kernels, few calls do. On devices that
-            record graphs, every pass then has the same width, which is slower (see docs/limits.md).
+            record graphs, every pass then has the same width, which is slower (see docs/support.md).
 
     Raises:
         OptionError: a wrong type or value, or rejection sampling with `draft_independent`.

@@ -65,7 +65,7 @@ class Stats(RowStats):
         not_drafting: why less than half of the rounds were allowed to use draft passes, or why no source proposed a
             candidate; empty otherwise.
         is_draft_independent: whether the output is, bit for bit, what the same call gives with any other draft, or
-            without one (see docs/limits.md).
+            without one (see docs/support.md).
         draft_dependence: why it may not be; empty if it is.
         fallbacks: why the call, or a part of it, fell back.
     """

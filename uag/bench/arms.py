@@ -22,9 +22,10 @@ import torch
 
 from uag.assistant import Assistant
 from uag.bench.options import ARM_NAMES, LOOKUP, USELESS, WITHOUT_DRAFT, BenchOptions
-from uag.drafting import Ask, Counts, Drafter, Pairing, PromptLookup
+from uag.drafting import Ask, CopyPairing, Counts, Drafter, Pairing, PromptLookup
 from uag.gguf import GgufDraft
 from uag.hf import passes
+from uag.hf.decoder import COPY
 from uag.hf.devices import synchronize
 from uag.loading import Pair
 from uag.proposal import Proposal
@@ -102,12 +103,19 @@ def _build(name: str, pair: Pair, options: BenchOptions) -> Arm:
         assistant, draft = Assistant(*drafts, tokenizer, options=options), pair.draft_name
     else:
         drafter: Drafter | None = PromptLookup() if name == LOOKUP else None
-        if name == USELESS:
+        if name == USELESS and _is_copy(pair):
+            drafter = _Useless(CopyPairing(options.draft_weights or "int4").drafter_for(target)[0])
+        elif name == USELESS:
             drafter = Pairing(pair.draft, tokenizer, drafts[1], compile_draft=options.compile_draft).for_all
             drafter = drafter and _Useless(drafter)
         assistant, draft = Assistant(None, None, tokenizer, drafter=drafter, options=options, compile_draft=False), ""
     note = "run by uag's own passes" if options.draft_independent else ""
     return replace(assisted(name, assistant, target, note), draft=draft)
+
+
+def _is_copy(pair: Pair) -> bool:
+    """Whether the target drafts for itself."""
+    return isinstance(pair.draft, str) and pair.draft == COPY
 
 
 def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
@@ -126,8 +134,8 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
     draft_for = cache(lambda _: copy.deepcopy(pair.draft))
 
     def generate(*, do_sample: bool = False, **kwargs: Any) -> Any:
-        if is_file:
-            raise NotImplementedError("transformers does not support drafts in GGUF files")
+        if is_file or _is_copy(pair):
+            raise NotImplementedError("transformers does not support drafts in GGUF files, nor a target's own copy")
         return pair.target.generate(**kwargs, **tokenizers, do_sample=do_sample, assistant_model=draft_for(do_sample))
 
     return generate

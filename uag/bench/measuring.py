@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -41,6 +42,7 @@ def measure(
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's, and those of uag's
     arms with uag-no-draft's. The warm-up after the longest prompt takes at most half of the `minutes`, after which no
     call begins: the first batch is then reported as far as it was measured, and a later one if every arm has run it.
+    If the target is so slow that one turn of all arms would take longer, every output is shorter, down to 16 tokens.
     `progress` is called before each call, with the share of the work that is done and the arm's name.
     """
     arms = build_arms(pair, options) if arms is None else arms
@@ -48,9 +50,13 @@ def measure(
     longest = max(batches, key=lambda batch: pair.prompt_width(batch.inputs))
     num_tokens = longest.num_warm_up_tokens + options.max_new_tokens * options.num_trials * len(batches)
     work = _Work(options.minutes, len(arms) * num_tokens, progress)
-    for arm in arms:
-        longest.warm_up(arm, work)
+    token_s, *_ = [longest.warm_up(arm, work) for arm in arms]  # plain decoding's
+    num_affordable = max(longest.num_warm_up_tokens, work.num_affordable(len(arms) * token_s))
+    if num_affordable < options.max_new_tokens:
+        work.num_tokens -= (options.max_new_tokens - num_affordable) * len(arms) * options.num_trials * len(batches)
+        options = replace(options, max_new_tokens=num_affordable)
     for batch in batches:
+        batch.options = options
         records, num_runs = batch.measure(arms, work, is_first=batch is batches[0])
         if num_runs < len(arms) and batch is not batches[0]:
             return
@@ -65,11 +71,16 @@ class _Work:
     def __init__(self, minutes: float, num_tokens: int, progress: Progress) -> None:
         self._end_s = time.perf_counter() + (60 * minutes or math.inf)
         self._half_s = (self._end_s + time.perf_counter()) / 2
-        self._num_done, self._num_tokens, self._progress = 0, num_tokens, progress
+        self._num_done, self.num_tokens, self._progress = 0, num_tokens, progress
 
     def begin(self, name: str, num_tokens: int) -> None:
-        self._progress(self._num_done / self._num_tokens, name)
+        self._progress(self._num_done / self.num_tokens, name)
         self._num_done += num_tokens
+
+    def num_affordable(self, token_s: float) -> int:
+        """Return how many tokens of `token_s` seconds each can be generated in the time left."""
+        left_s = self._end_s - time.perf_counter()
+        return int(left_s / token_s) if token_s and left_s < math.inf else sys.maxsize
 
     def is_over(self, *, half: bool = False) -> bool:
         return time.perf_counter() > (self._half_s if half else self._end_s)
@@ -90,13 +101,16 @@ class _Batch:
         needs_all = options.is_compiled or options.compile_draft or options.draft_independent
         return options.max_new_tokens if needs_all else _NUM_WARM_UP_TOKENS
 
-    def warm_up(self, arm: Arm, work: _Work) -> None:
-        """Generate with an arm; its errors are reported when it is measured."""
+    def warm_up(self, arm: Arm, work: _Work) -> float:
+        """Generate with an arm; return seconds per token, 0 after an error, which is reported when it is measured."""
         work.begin(f"{arm.name}, warm-up", self.num_warm_up_tokens)
         options = generate_options(self.options) | {"max_new_tokens": self.num_warm_up_tokens}
         if not work.is_over(half=True):
             with suppress(*PEER_ERRORS):
-                run_arm(arm, self.pair, self.inputs, options, self.seed)
+                _, figures = run_arm(arm, self.pair, self.inputs, options, self.seed)
+                seconds: float = figures["seconds"] * len(self.prompts) / max(figures["num_output_tokens"], 1)
+                return seconds
+        return 0.0
 
     def measure(self, arms: Sequence[Arm], work: _Work, *, is_first: bool) -> tuple[list[Record], int]:
         """Run all arms in turns until the time is over; return their records and the number of runs."""
@@ -118,6 +132,7 @@ class _Batch:
             temperature=self.options.temperature,
             num_prompt_tokens=int(self.inputs["attention_mask"].sum()),
             draft=arm.draft,
+            max_new_tokens=self.options.max_new_tokens,
             note=arm.note,
         )
 

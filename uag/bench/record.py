@@ -32,6 +32,7 @@ class Record:
     temperature: float
     num_prompt_tokens: int
     draft: str = ""
+    max_new_tokens: int = 0
     num_output_tokens: int = 0
     seconds: float | None = None
     trial_seconds: tuple[float, ...] = ()

@@ -178,8 +178,12 @@ def _advice(rows: Sequence[Row]) -> str:
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return conclusions in words, the verdict first."""
     tax = found["tax"] and (
-        f"when nothing is accepted ({USELESS}), uag takes {found['tax']['percent']:.1f} % more time than without a "
-        f"draft, {found['tax']['ms_per_round']:.2f} ms a round; {found['tax']['speed_up']:.2f} times the speed of "
-        "plain decoding"
+        "when nothing is accepted ({arm}), uag takes {change:.1f} % {word} time than without a draft, "
+        "{ms_per_round:+.2f} ms a round; {speed_up:.2f} times the speed of plain decoding"
+    ).format(
+        arm=USELESS,
+        change=abs(found["tax"]["percent"]),
+        word="more" if found["tax"]["percent"] >= 0 else "less",  # within the noise
+        **found["tax"],
     )
     return [line for line in (found["verdict"], found["equality"], tax) if line]

@@ -13,14 +13,17 @@ from uag.errors import UagError
 __all__ = ["main"]
 
 app = typer.Typer(
-    help="Make a large language model generate the same text faster, with any small model as its draft.",
+    help=(
+        "Make a large language model generate the same text faster, with any small model as its draft.\n\n"
+        "To begin: uag demo. To measure models of your own: uag doctor TARGET DRAFT."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 for command in (measuring.demo, generate.generate, measuring.doctor, measuring.bench, serve.serve):
-    app.command()(command)
+    app.command(context_settings={"allow_extra_args": command is generate.generate})(command)  # to say what to do
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,6 +13,7 @@ _PROMPT = "The text to continue; - reads standard input; default: a chat."
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help=_PROMPT)] = None,
     target: common.Target = None,
     draft: common.Draft = None,
@@ -31,6 +32,8 @@ def generate(
 
     The text is printed as it is generated. Without --prompt, it is a chat.
     """
+    if context.args:
+        raise OptionError("This command takes the prompt with -p: uag generate -p TEXT --target TARGET --draft DRAFT.")
     if prompt is None and (as_json or prediction is not None):
         raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
     if prompt is None and not sys.stdin.isatty():

@@ -1,7 +1,6 @@
 """`uag bench`, and the same command as `uag doctor` and `uag demo`, with other defaults."""
 
 import inspect
-import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from uag.cli import common
+from uag.cli.progress import ProgressLine
+from uag.errors import OptionError
 
 _ARMS = (
     "Arm to run, repeatable: plain, uag-no-draft, uag, uag-lookup, uag-draft, uag-useless, transformers, prompt-lookup."
@@ -18,10 +19,8 @@ _CACHE = "cache_implementation of every arm's calls, for example static; default
 _COMPILE = "Compile every arm's passes after the prompt; needs --cache static."
 _DRAFTS = "Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."
 _JSON = "Print JSON to standard output; progress goes to standard error."
-_MINUTES = "Begin no call after this time, and report what was measured; 0: no bound."
+_MINUTES = "Begin no call after this time and report what was measured, shorter if the target is slow; 0: no bound."
 _PROMPTS = "JSON lines with prompt, text, messages or turns, or a text with a prompt per line; default: bundled."
-
-_EVERY_S = 10.0  # seconds between two lines of progress where standard error is not a terminal
 
 
 def run(
@@ -44,10 +43,13 @@ def run(
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
+    misplaced: Annotated[str | None, typer.Option("--target", "--draft", hidden=True)] = None,
     shows_text: bool = False,
 ) -> None:
     """Measure the arms in turns, and print a table with its conclusions; `shows_text` prints a colored output, too."""
     given = locals()  # the flags of options have their names
+    if misplaced is not None:
+        raise OptionError("This command takes models without --target and --draft: TARGET DRAFT DRAFT...")
     common.begin(target, *(drafts or []))
     import torch
 
@@ -62,11 +64,10 @@ def run(
         arm_names=tuple(arms or library.ARM_NAMES),
         **{field.name: given[field.name] for field in fields(library.BenchOptions) if field.name in given},
     )
-    pairs, refused = library.load_pairs(target, drafts or [], options, dtype=dtype, device=device)
-    pair = pairs[0]
-    built = library.build_arms(pair, options, pairs[1:])
-    with common.error_console.status("measuring", refresh_per_second=1) as status:
-        progress = _progress(minutes, status.update)
+    with ProgressLine(minutes) as progress:
+        pairs, refused = library.load_pairs(target, drafts or [], options, dtype=dtype, device=device)
+        pair = pairs[0]
+        built = library.build_arms(pair, options, pairs[1:])
         records = [*library.measure(pair, chosen, options, arms=built, progress=progress), *refused]
     found = library.conclusions(records) | {"losses": library.losses(pairs)}
     environment = library.environment_line(pair.target.dtype)
@@ -85,38 +86,13 @@ def run(
             common.show(line, style="bold")
         num_prompts = sum(len(record.prompt_ids) for record in records if record.arm == "plain")
         kind = f"temperature {temperature:g}" if temperature else "greedy"
-        title = f"{num_prompts} of {len(chosen)} prompts, {max_new_tokens} new tokens, {kind}, arms in turns"
+        num_new = max((record.max_new_tokens for record in records), default=max_new_tokens)
+        length = f"{num_new} of {max_new_tokens}" if num_new < max_new_tokens else num_new  # shorter in little time
+        title = f"{num_prompts} of {len(chosen)} prompts, {length} new tokens, {kind}, arms in turns"
         common.console.print(library.summary_table(records, title))
         common.show(environment)
     if not found["is_equal"]:
         raise typer.Exit(1)
-
-
-def _progress(minutes: float, show: Callable[[str], None]) -> Callable[[float, str], None]:
-    """Return a function that reports the share that is done, an estimate of the time left, and the arm that runs."""
-    start_s = time.perf_counter()
-    last_s = start_s - _EVERY_S
-
-    def report(share: float, name: str) -> None:
-        nonlocal last_s
-        now = time.perf_counter()
-        left_s = (now - start_s) * (1 / share - 1) if share else None
-        if left_s is not None and minutes:
-            left_s = min(left_s, 60 * minutes - (now - start_s))
-        estimate = "" if left_s is None else f", about {_time(left_s)} left"
-        text = f"measuring: {share:.0%} after {_time(now - start_s)}{estimate} ({name})"
-        if common.error_console.is_terminal:
-            show(text)
-        elif now - last_s >= _EVERY_S:
-            last_s = now
-            common.report(text)
-
-    return report
-
-
-def _time(seconds: float) -> str:
-    minutes, seconds = divmod(round(max(seconds, 0.0)), 60)
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _named(name: str, summary: str, *, shows_text: bool = False, **defaults: Any) -> Callable[..., None]:
@@ -146,7 +122,7 @@ bench = _named(
 )
 doctor = _named(
     "doctor",
-    """Measure whether a draft speeds up a target; several drafts are ranked.
+    """Measure whether a draft speeds up a target, and rank drafts.
 
     It is uag bench with the arms that tell it: plain decoding, uag without a draft, with prompt lookup alone, with each
     draft, and with a useless draft, which shows what drafting costs when nothing is accepted.
@@ -157,10 +133,10 @@ doctor = _named(
 )
 demo = _named(
     "demo",
-    """Show the speed-up on a bundled pair of models, and where each token came from.
+    """Show the speed-up on a bundled pair of models.
 
-    It is uag bench on a few prompts: plain decoding, transformers' assisted generation, and uag with and without a
-    draft.
+    The text that is shown first says by its colors where each token came from. The rest is uag bench on a few prompts:
+    plain decoding, transformers' assisted generation, and uag with and without a draft.
     """,
     shows_text=True,
     arms=["plain", "uag-no-draft", "uag", "transformers"],

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from uag.cli import common
+from uag.errors import OptionError
 
 
 def serve(
     target: common.TargetArgument = None,
     draft: common.Draft = None,
+    misplaced: Annotated[str | None, typer.Option("--target", hidden=True)] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     max_prompt_tokens: Annotated[
@@ -28,6 +30,8 @@ def serve(
     The server is transformers' own, assisted by a draft. Requests run one after another. The log has a line per
     request, and GET /v1/uag/stats returns totals. Ctrl-C ends the server.
     """
+    if misplaced is not None:
+        raise OptionError("This command takes the target without --target: uag serve TARGET --draft DRAFT.")
     common.begin(target, draft)
     from uag.loading import demo_folder
     from uag.serving import Server

@@ -42,7 +42,7 @@ def library() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         raise UnsupportedError(
             f"This GGUF draft needs llama-cpp-python, which cannot be imported ({error}). Install it with "
-            "pip install llama-cpp-python (it is built from source: see docs/gguf.md)."
+            "pip install llama-cpp-python (it is built from source: see docs/integrations.md)."
         ) from error
     _install_callback(llama_cpp)
     llama_cpp.llama_backend_init()

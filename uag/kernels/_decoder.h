@@ -36,8 +36,10 @@ typedef struct {
 typedef struct { const Pass *p; const Kernel *kernel, *coded; char *inputs; float *scratch; int64_t input_size, scratch_size; } Work;
 
 static int is_coded(int type) { return type >= Q8; }
-static int64_t row_size(const Weight *w) { /* bytes of a row of inputs, as products take it */
-    return is_coded(w->type) ? blocks(blocks(w->num_in, 32) * 40, 64) * 64 : packed(w->num_in, w->type) * 4;
+/* The type of a product's inputs and weights: with PAIRS, inputs are rounded to bfloat16, as a model in bfloat16 rounds them itself. */
+static int product_type(const Work *k, const Weight *w) { return w->stride ? w->type : dots_type(w->type, k->p->level); }
+static int64_t row_size(const Work *k, const Weight *w) { /* bytes of a row of inputs, as products take it */
+    return is_coded(w->type) ? blocks(blocks(w->num_in, 32) * 40, 64) * 64 : packed(w->num_in, product_type(k, w)) * 4;
 }
 static int64_t block_size(const Weight *w, int lanes) { /* bytes of the coded weights of one vector of outputs */
     return blocks(w->num_in, 32) * lanes * (w->type == Q8 ? 32 : 20);
@@ -51,8 +53,9 @@ static void prepare(const Work *k, const Step *s, int64_t token, char *to, float
     if (s->norm.in_use) k->kernel->norm(x, line, w->num_in, s->norm.weight, s->norm.bias, s->norm.eps, s->norm.center), x = line;
     if (is_coded(w->type)) { k->coded->code(x, to, w->num_in); return; }
     float *out = (float *)to;
-    int64_t width = packed(w->num_in, w->type), half = k->kernel->lanes;
+    int64_t width = packed(w->num_in, product_type(k, w)), half = k->kernel->lanes;
     memset(out, 0, width * sizeof *out);
+    if (product_type(k, w) == PAIRS) { k->kernel->finish(x == line ? x : memcpy(line, x, w->num_in * sizeof *x), 1, 0, to, w->num_in, BF16); return; }
     if (w->type != BF16 || w->stride) { memcpy(out, x, w->num_in * sizeof *x); return; }
     for (int64_t i = 0; i < w->num_in; i++) out[i / (2 * half) * 2 * half + i % 2 * half + i % (2 * half) / 2] = x[i];
 }
@@ -61,7 +64,7 @@ static void multiply(const Work *k, const Weight *w, const char *x, int64_t size
         for (int64_t r = 0; r < rows; r++) memset(y[r], 0, sizeof *y);
         k->kernel->mix((const float *)x, size / 4, rows, offset(w->data, from, w->type), w->stride * SIZE(w->type), y[0], OUTPUTS, n, w->num_in, w->type);
     } else if (!is_coded(w->type)) {
-        k->kernel->dots((const float *)x, size / 4, rows, offset(w->data, from * w->num_in, w->type), w->num_in * SIZE(w->type), y[0], OUTPUTS, n, w->num_in, w->type);
+        k->kernel->dots((const float *)x, size / 4, rows, offset(w->data, from * w->num_in, w->type), w->num_in * SIZE(w->type), y[0], OUTPUTS, n, w->num_in, product_type(k, w));
     } else {
         int64_t lanes = k->coded->lanes, bytes = block_size(w, (int)lanes);
         for (int64_t o = 0; o < n; o += lanes)
@@ -76,7 +79,7 @@ static void activate(const Work *k, const Step *s, float *y, int64_t n) {
 }
 static void linear_step(const Work *k, const Step *s, int me, int all) {
     const Pass *p = k->p;
-    const int64_t tokens = s->is_head ? p->num_wanted : p->num_tokens, size = row_size(s->w);
+    const int64_t tokens = s->is_head ? p->num_wanted : p->num_tokens, size = row_size(k, s->w);
     const int each_prepares = tokens <= TOKENS; /* a barrier costs more than to prepare few rows in every thread */
     char *x = k->inputs + (each_prepares ? me * TOKENS * k->input_size : 0);
     float *line = k->scratch + me * k->scratch_size, *out = s->is_head ? p->logits : p->buffers[s->to];
@@ -241,7 +244,7 @@ int rows_pass(const Pass *p) {
     for (int64_t i = 0; i < p->num_steps; i++)
         for (int part = 0; part < p->steps[i].num_weights; part++) {
             const Weight *w = p->steps[i].w + part;
-            if (row_size(w) > k.input_size) k.input_size = row_size(w);
+            if (row_size(&k, w) > k.input_size) k.input_size = row_size(&k, w);
             if (w->num_in > widest) widest = w->num_in;
         }
     for (int64_t t = 0; t < p->num_tokens; t++) if (p->positions[t] >= most_keys) most_keys = p->positions[t] + 1;

@@ -59,7 +59,10 @@ def test_generate_samples_from_its_seed(capsys: pytest.CaptureFixture[str]) -> N
     ("flags", "message"),
     [
         (["-p", ""], "uag: The prompt is empty: "),
-        (["-p", "x", "--chat"], "uag: The target's tokenizer has no chat template. Pass a text without --chat"),
+        (
+            ["-p", "x", "--chat"],
+            "uag: The target's tokenizer has no chat template. Pass a text (uag generate -p TEXT) without",
+        ),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_one_line_and_code_2(

@@ -84,20 +84,20 @@ def test_quickstart_example_is_equal_through_both_doors(
     assert "equal to plain decoding: True" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("page", "shown"), [("memory", "'memory': "), ("predictions", "from prediction")])
-def test_the_first_example_of_a_page_runs(
-    page: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("index", "shown"), [(0, "from prediction"), (1, "'memory': ")])
+def test_the_examples_of_known_texts_run(
+    index: int, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the memory is saved
-    code = blocks("python", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))[0]
-    exec(compile(code, f"{page}.md", "exec"), {})
+    code = blocks("python", (ROOT / "docs" / "free-candidates.md").read_text(encoding="utf-8"))[index]
+    exec(compile(code, "free-candidates.md", "exec"), {})
     assert shown in capsys.readouterr().out
 
 
-def test_the_examples_of_the_core_page_run_and_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    code = "\n".join(blocks("python", (ROOT / "docs" / "core.md").read_text(encoding="utf-8")))
+def test_the_examples_of_the_four_ideas_run_and_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "\n".join(blocks("python", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
     try:
-        exec(compile(code, "core.md", "exec"), {"__name__": "core"})
+        exec(compile(code, "index.md", "exec"), {"__name__": "ideas"})
     finally:
         uag.uninstall()
     assert "cross-tokenizer" in (shown := capsys.readouterr().out)

@@ -271,10 +271,10 @@ def test_a_missing_package_is_named(library: str | None, monkeypatch: pytest.Mon
 
 def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llguidance")
-    page = (ROOT / "docs" / "predictions.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "free-candidates.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^### JSON of a schema\n.*?^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) <= 15
-    exec(compile(code, "predictions.md", "exec"), {})
+    exec(compile(code, "free-candidates.md", "exec"), {})
     assert re.search(r'\{"encoding": "(utf-8|latin-1)"\}.* \{.*\'constraint\': [5-9]', capsys.readouterr().out)
 
 

@@ -193,6 +193,18 @@ def test_what_the_first_batch_had_no_time_for_is_said(measured: Measured, slow: 
     assert "transformers is excluded: not measured within 0.5 minutes" in shown(summary_table([plain, ours, theirs]))
 
 
+def test_a_slow_target_writes_less_so_that_every_arm_is_measured(
+    measured: Measured, slow: Callable[[str], Arm]
+) -> None:
+    arms = slow("plain"), slow("uag")  # 2.5 s per token
+    records = measured(*arms, num_trials=1, minutes=3.0)
+    assert [record.max_new_tokens for record in records] == [32, 32]  # 160 s are left after two warm-ups
+    assert all(record.trial_seconds for record in records)
+    assert measured(*arms, num_trials=1, minutes=1.0)[0].max_new_tokens == 16
+    assert measured(*arms, num_trials=1, minutes=1.0, max_new_tokens=8)[0].max_new_tokens == 8
+    assert measured(*arms, num_trials=1)[0].max_new_tokens == 64  # without a bound
+
+
 def test_progress_names_the_arm_and_grows_to_the_end(pair: Pair) -> None:
     seen: list[tuple[float, str]] = []
     arms = [plain_arm(pair), writer(pair, "abcd")]

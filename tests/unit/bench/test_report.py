@@ -75,10 +75,12 @@ def test_what_drafting_itself_gives_and_costs_is_said() -> None:
     )
     assert found["tax"] == pytest.approx({"percent": 5.0, "ms_per_round": 10.0, "speed_up": 3.0 / 2.1})
     assert lines(found)[2] == (
-        "when nothing is accepted (uag-useless), uag takes 5.0 % more time than without a draft, 10.00 ms a round; "
+        "when nothing is accepted (uag-useless), uag takes 5.0 % more time than without a draft, +10.00 ms a round; "
         "1.43 times the speed of plain decoding"
     )
     assert conclusions(records[:-1])["tax"] is None
+    faster = [*records[:-1], record("uag-useless", 1.9, num_rounds=10)]
+    assert "uag takes 5.0 % less time than without a draft, -10.00 ms a round" in lines(conclusions(faster))[2]
 
 
 def test_how_many_outputs_differ_is_said() -> None:

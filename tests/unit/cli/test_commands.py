@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,8 @@ from uag.loading import Pair
 from uag.stats import Stats
 
 Run = Callable[..., tuple[int, str, str]]
+
+PACKAGE = str(Path(uag.__file__).parent)  # a folder without a model
 
 
 @pytest.fixture
@@ -43,6 +47,8 @@ def test_help_names_every_command_and_every_arm(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
     assert all(f"  {name} " in out for name in ("demo", "generate", "doctor", "bench", "serve"))
+    assert "uag doctor TARGET DRAFT" in out
+    assert "..." not in out.partition("Commands:")[2]  # no summary is cut off
     code, out, _ = run("bench", "--help")
     assert all(name in out for name in bench.ARM_NAMES)
     assert "--json  " in out
@@ -53,7 +59,14 @@ def test_help_names_every_command_and_every_arm(run: Run) -> None:
     ("arguments", "message"),
     [
         (["doctor", "/no/such/model"], "The tokenizer of the target '/no/such/model' cannot be loaded: no model "),
-        (["doctor", str(Path(uag.__file__).parent)], "The tokenizer of the target "),
+        (
+            ["doctor", PACKAGE],
+            f"The tokenizer of the target {PACKAGE!r} cannot be loaded: the folder {PACKAGE!r} has no tokenizer "
+            "(tokenizer.json or tokenizer.model) and no config.json, so it is not a model's.",
+        ),
+        (["generate", "def f("], "This command takes the prompt with -p: uag generate -p TEXT"),
+        (["doctor", "--draft", "d"], "This command takes models without --target and --draft: TARGET DRAFT"),
+        (["serve", "--target", "t"], "This command takes the target without --target: uag serve TARGET"),
         (["generate", "--draft", "./none", "-p", "x"], "The tokenizer of the draft './none' cannot be loaded: no "),
         (["generate", "-p", "x", "--draft", "no-such/draft"], "The tokenizer of the draft 'no-such/draft' cannot be "),
         (["generate"], "Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from "),
@@ -221,11 +234,45 @@ def test_progress_has_an_estimate_within_the_bound(run: Run, monkeypatch: pytest
     _, out, err = run("doctor", "--minutes", "2", "--json")
     assert json.loads(out)["verdict"] == ""
     assert err.splitlines()[1:] == [
-        "measuring: 0% after 0 s (uag)",
+        "measuring: 0% after 0 s, at most 2 min 0 s left (uag)",
         "measuring: 25% after 20 s, about 1 min 0 s left (uag)",
         "measuring: 60% after 1 min 10 s, about 47 s left (uag)",  # nothing at 50 %, four seconds later
         "measuring: 70% after 1 min 40 s, about 20 s left (uag-lookup)",  # 43 s, were it not for the bound
     ]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_loading_and_a_call_that_takes_long_are_not_silent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    is_loading, is_running = threading.Event(), threading.Event()
+
+    def report(text: str) -> None:
+        lines.append(text)
+        if text.startswith("loading: "):
+            is_loading.set()
+        elif "the last" in text:
+            is_running.set()
+
+    def load(*_: Any, **__: Any) -> Any:
+        assert is_loading.wait(60)
+        return [loading.load_pair()], []
+
+    def measure(*_: Any, progress: Callable[[float, str], None], **__: Any) -> list[Record]:
+        progress(0.0, "plain")
+        assert is_running.wait(60)
+        return [stub_record("plain", max_new_tokens=16)]
+
+    monkeypatch.setattr("uag.cli.progress._EVERY_S", 0.01)
+    monkeypatch.setattr("uag.cli.progress.common.report", report)
+    monkeypatch.setattr(bench, "load_pairs", load)
+    monkeypatch.setattr(bench, "measure", measure)
+    code, out, _ = run("doctor", "--minutes", "0.01")
+    assert code == 0
+    assert "16 of 64 new tokens" in out
+    assert lines[0].startswith("loading the demo target")
+    assert lines[1].startswith("loading: ")
+    assert any(re.fullmatch(r"measuring: 0% after 0 s, at most \d s left \(plain\)", line) for line in lines)
+    assert re.fullmatch(r"measuring: 0% after \d+ s, this call is the last \(plain\)", lines[-1])
 
 
 @pytest.mark.parametrize(("name", "minutes", "num_trials"), [("bench", 0.0, 5), ("doctor", 3.0, 1), ("demo", 0.0, 3)])

@@ -28,10 +28,10 @@ _UNREADABLE = (
 
 
 class Memory:
-    """Remembers the texts of earlier calls; pass it as `uag.Assistant(..., memory=memory)` (see docs/memory.md).
+    """Remembers the texts of earlier calls; pass it as `uag.Assistant(..., memory=memory)`.
 
     Assistants of one tokenizer can share a memory, also in several threads. The speed of a call reveals what was asked
-    before: share a memory only among users who may know that.
+    before: share a memory only among users who may know that. See docs/free-candidates.md.
 
     Args:
         max_tokens: number of tokens to keep; the oldest are overwritten first. Each takes 12 bytes.
