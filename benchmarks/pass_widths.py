@@ -1,6 +1,6 @@
 """Time a model's passes over 1 to 8 tokens: in one call of uag's kernels, with the kernels of its layers, in PyTorch.
 
-    python benchmarks/pass_widths.py MODEL [--dtype float32] [--context 64] [--trials 13]
+    python benchmarks/pass_widths.py MODEL [--dtype float32] [--quantization NAME] [--context 64] [--trials 13]
 
 Arms are interleaved; each pass follows `context` tokens in a dynamic cache. Columns: medians in ms, and each median
 relative to the arm's one-token pass.
@@ -16,6 +16,7 @@ from typing import Any
 
 import common
 import torch
+from quantizations import QUANTIZATIONS, load_quantized
 from transformers import DynamicCache
 
 from uag.hf.cache.caches import CACHE
@@ -31,15 +32,18 @@ def main() -> None:
     parser = common.make_parser(__doc__, trials=13, context=64)
     parser.add_argument("model", help="name or folder")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="how to quantize the weights")
     arguments = common.parse(parser)
-    title = f"ms by tokens of a pass, {arguments.dtype}, {torch.backends.cpu.get_cpu_capability()}"
+    weights = f"{arguments.dtype}, {arguments.quantization or 'not quantized'}"
+    title = f"ms by tokens of a pass, {weights}, {torch.backends.cpu.get_cpu_capability()}"
     common.show(arguments, title, COLUMNS, measure(arguments.model, arguments.dtype, arguments))
 
 
-@torch.inference_mode()
+@torch.no_grad()  # packed weights do not run in inference_mode
 def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[common.Row]:
     """Yield each arm's medians."""
-    model = load_model(name, dtype=dtype, device="cpu")
+    quantization = arguments.quantization
+    model = load_quantized(name, quantization, dtype) if quantization else load_model(name, dtype=dtype, device="cpu")
     ids = torch.arange(100, 100 + max(arguments.context, max(WIDTHS)))[None]
     cache = DynamicCache(config=model.config)
     kernels, decoder = OwnKernels(model), decoder_of(model, "model")
@@ -68,7 +72,7 @@ def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[co
     for arm in arms:
         ms = {width: 1e3 * median(seconds[arm, width]) for width in WIDTHS}
         ratio = {width: value / ms[1] for width, value in ms.items()}
-        yield {"arm": arm, "dtype": dtype, "ms": ms, "ratio": ratio}
+        yield {"arm": arm, "dtype": dtype, "quantization": quantization, "ms": ms, "ratio": ratio}
 
 
 if __name__ == "__main__":

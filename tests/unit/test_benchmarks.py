@@ -22,7 +22,7 @@ from uag.loading import demo_folder
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
-WITHOUT_COMMANDS = {"baselines", "calls", "common", "replay", "vllm_text"}
+WITHOUT_COMMANDS = {"baselines", "calls", "common", "quantizations", "replay", "vllm_text"}
 
 
 @pytest.fixture(autouse=True)

@@ -72,8 +72,11 @@ def decoder_of(model: Any, form: str, kernels: OwnKernels | None = None) -> Deco
 @per_call
 def _fingerprint(model: Any) -> Any:
     """Return what a decoder is read from: weights by address, version and some numbers, and all else as it is."""
-    found = []
+    found: list[Any] = []
     for weight in model.parameters():
+        if type(weight) is not torch.nn.Parameter:  # packed by a package for quantization: no decoder reads it
+            found.append(type(weight))
+            continue
         flat = weight.detach().view(-1) if weight.is_contiguous() else weight.detach().flatten()
         step = max(1, flat.numel() // _NUM_SAMPLED) if weight.dim() > 1 else 1  # vectors are copied even from the model
         version = 0 if weight.is_inference() else weight._version

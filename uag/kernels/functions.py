@@ -21,7 +21,8 @@ class Functions(TorchFunctionMode):
         own = _FUNCTIONS.get(func)
         if own is None:
             return func(*args, **kwargs)
-        is_known = args and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
+        # `types` are the arguments' subclasses with functions of their own, such as packed weights.
+        is_known = args and not types and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
         output = own(*args, **kwargs) if is_known else None
         if output is None:
             operations.pass_on(func.__name__)

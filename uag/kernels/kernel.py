@@ -114,8 +114,7 @@ def can_read(*tensors: torch.Tensor | None) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
     try:
         return bool(LEVEL) and all(
-            type(tensor) in (torch.Tensor, torch.nn.Parameter)
-            and tensor.dtype is given[0].dtype
+            tensor.dtype is given[0].dtype
             and _is_readable(tensor)
             and tensor.is_contiguous()
             and tensor.data_ptr() is not None
@@ -128,9 +127,10 @@ def can_read(*tensors: torch.Tensor | None) -> bool:
 def _is_readable(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's values lie as they are where `data_ptr` says, or it raises an error.
 
-    False for the imaginary parts of conjugates, whose signs turn when they are read.
+    False for packed weights (subclasses), and for imaginary parts of conjugates, whose signs turn when they are read.
     """
-    return tensor.is_cpu and tensor.dtype in TYPES and not tensor.is_neg()
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and tensor.is_cpu and tensor.dtype in TYPES and not tensor.is_neg()
 
 
 @_or_none

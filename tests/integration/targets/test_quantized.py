@@ -11,6 +11,7 @@ from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dy
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
 from tests.support.grids import ROWS_AND_MODES, covering
+from uag.errors import PairError
 from uag.hf import models, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
@@ -37,6 +38,38 @@ class ScaledLinear(torch.nn.Linear):
         scale = x.abs().amax(-1, keepdim=True) if self.is_per_token else x.abs().max()
         scale = scale / 127 + 1e-12
         return super().forward((x / scale).round() * scale)
+
+
+class PackedWeight(torch.Tensor):
+    """A weight without values of its own, which allows products only, as torchao's do."""
+
+    @staticmethod
+    def __new__(cls, plain: torch.Tensor) -> "PackedWeight":
+        return torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)
+
+    def __init__(self, plain: torch.Tensor) -> None:
+        self.plain = plain
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.linear:
+            return func(args[0], args[1].plain, *args[2:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].plain)
+        raise NotImplementedError(f"{func} is not implemented")
+
+
+def packed(model: Any) -> Any:
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        for module in (layer.mlp.up_proj, layer.self_attn.q_proj):
+            module.weight = torch.nn.Parameter(PackedWeight(module.weight.detach()), requires_grad=False)
+    return model
 
 
 def scaled(model: Any, is_per_token: bool) -> Any:
@@ -88,6 +121,17 @@ def test_quantized_weights_alone_are_drafted_for(num_rows: int, options: dict[st
     assert_drafted(stats)
 
 
+@ROWS_AND_MODES
+def test_weights_that_allow_products_only(num_rows: int, options: dict[str, Any]) -> None:
+    target = packed(pair()[0])
+    stats = check(target, num_rows, options)
+    assert not stats.fallbacks
+    assert_drafted(stats)
+    assert "aten::mm" in stats.draft_dependence
+    with pytest.raises(PairError, match="cannot draft for itself: it has weights that are not plain tensors"):
+        uag.Assistant("copy", None, pair()[1]).generate(target, **left_padded(PROMPTS[:num_rows]), **options)
+
+
 def test_a_model_that_is_quantized_later_is_tried_anew() -> None:
     model = copy.deepcopy(pair()[0])
     assert weights.quantized_input(model) == ""
@@ -108,7 +152,7 @@ def quantized_embeddings(model: Any) -> Any:
     (1, 3),
     (GREEDY, SAMPLED),
     (False, True),
-    (dynamic, quantized_embeddings),
+    (dynamic, quantized_embeddings, packed),
     strength=1,
 )
 def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quantized: Callable[[Any], Any]) -> None:
