@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from uag.kernels import kernel, operations
+from uag.kernels.steps import TYPES
 
 
 class Functions(TorchFunctionMode):
@@ -76,6 +77,28 @@ def _baddbmm(
     return None if product is None else beta * added + alpha * product
 
 
+def _conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor | None:
+    """Sum a convolution of single channels in one order, in float32: x [batch, channels, tokens], weight [.., 1, n]."""
+    pads, size = padding[0] if isinstance(padding, tuple) else padding, weight.shape[-1]
+    is_dense = (stride, dilation) in ((1, 1), ((1,), (1,))) and isinstance(pads, int)
+    if not (is_dense and x.dim() == 3 and groups == x.shape[1] == len(weight) and x.dtype in TYPES):
+        return None
+    padded, factors = functional.pad(x.float(), (pads, pads)), weight.float().unbind(-1)
+    num_tokens = padded.shape[-1] - size + 1
+    total = padded[..., :num_tokens] * factors[0]
+    for place in range(1, size):
+        total += padded[..., place : place + num_tokens] * factors[place]
+    return (total if bias is None else total + bias.float()[:, None]).to(x.dtype)
+
+
 def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor | None:
     return None if inplace else kernel.gate(x, "silu")
 
@@ -110,6 +133,7 @@ def _functional_softmax(
 
 _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.linear: kernel.linear,
+    functional.conv1d: _conv1d,
     functional.scaled_dot_product_attention: _sdpa,
     functional.silu: _silu,
     functional.gelu: _gelu,
