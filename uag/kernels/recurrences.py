@@ -72,8 +72,53 @@ def _delta_block(
     return torch.cat(outputs, dim=1), state
 
 
+def _mamba_token(
+    function: Callable[..., Any],
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *args: torch.Tensor,
+    z: torch.Tensor | None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Run Mamba 2's update for a token, which changes the state: x and dt [batch, heads, size], b, c [batch, .., n]."""
+    with operations.direct():
+        output: torch.Tensor = function(state, _alone(x), _alone(dt), a, _alone(b), _alone(c), *args, z=None, **kwargs)
+    return output if z is None else output * torch.nn.functional.silu(z)  # as it is outside of a block's function
+
+
+def _mamba_block(
+    step: Callable[..., Any],
+    function: Callable[..., Any],
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    initial_states: torch.Tensor | None,
+    **kwargs: Any,
+) -> Any:
+    """Run Mamba 2 token by token, if there is a state; as it is for a prompt."""
+    if initial_states is None:
+        return function(x, dt, a, b, c, initial_states=None, **kwargs)
+    size, options = x.shape[-1], {"z": None, "dt_softplus": kwargs["dt_softplus"]}
+    wide, skip, bias = (each[:, None].expand(-1, size) for each in (a, kwargs["D"], kwargs["dt_bias"]))
+    wide = wide[..., None].expand(-1, -1, b.shape[-1])
+    outputs = [
+        step(initial_states, of_x, of_dt[..., None].expand_as(of_x), wide, of_b, of_c, skip, dt_bias=bias, **options)
+        for of_x, of_dt, of_b, of_c in zip(*(each.unbind(1) for each in (x, dt, b, c)), strict=True)
+    ]
+    output = torch.stack(outputs, dim=1)
+    return (output, initial_states) if kwargs["return_final_states"] else output
+
+
 _RECURRENCES: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "torch_chunk_gated_delta_rule": ("torch_recurrent_gated_delta_rule", _delta_token, _delta_block),
     "chunk_kimi_delta_attention": ("recurrent_kimi_delta_attention", _delta_token, _delta_block),
+    "mamba2_chunk_scan": ("mamba2_selective_state_update", _mamba_token, _mamba_block),
 }
 """transformers' functions for blocks, each with its function for a token, and what runs instead of both."""
