@@ -240,7 +240,10 @@ def _run(
         config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
         synthetic = SyntheticPasses(replace(call, generation_config=config), prompt, kernels, cache, mask)
         if synthetic.rereads() and len(widths) > 1:
-            widths = *widths, 1  # the pass before it reads rejected blocks' first tokens again, so it has several tokens
+            widths = (
+                *widths,
+                1,
+            )  # the pass before it reads rejected blocks' first tokens again, so it has several tokens
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             is_watched = bool(kernels) and width in (widths[0], widths[-1])

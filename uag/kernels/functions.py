@@ -86,17 +86,27 @@ def _conv1d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> torch.Tensor | None:
-    """Sum a convolution of single channels in one order, in float32: x [batch, channels, tokens], weight [.., 1, n]."""
+    """Sum a convolution in one order: x [batch, channels, tokens], weight [channels, channels of a group, size]."""
     pads, size = padding[0] if isinstance(padding, tuple) else padding, weight.shape[-1]
     is_dense = (stride, dilation) in ((1, 1), ((1,), (1,))) and isinstance(pads, int)
-    if not (is_dense and x.dim() == 3 and groups == x.shape[1] == len(weight) and x.dtype in TYPES):
+    is_single = groups == len(weight) == x.shape[1]
+    if not (is_dense and x.dim() == 3 and x.dtype in TYPES and (is_single or weight.shape[1] > 1)):
         return None
-    padded, factors = functional.pad(x.float(), (pads, pads)), weight.float().unbind(-1)
-    num_tokens = padded.shape[-1] - size + 1
-    total = padded[..., :num_tokens] * factors[0]
+    # A token's channels lie side by side, as for a single token, so what follows sums them in the same order.
+    padded = functional.pad(x.transpose(1, 2).contiguous(), (0, 0, pads, pads))
+    num_tokens = padded.shape[1] - size + 1
+    if not is_single:
+        inputs = padded.unfold(1, size, 1).chunk(groups, dim=2)
+        biases = [None] * groups if bias is None else bias.chunk(groups)
+        given = zip(inputs, weight.flatten(1).chunk(groups), biases, strict=True)
+        parts = [kernel.linear(of_group.flatten(2), factors, added) for of_group, factors, added in given]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known, dim=2).transpose(1, 2) if len(known) == groups else None
+    padded, factors = padded.float(), weight.float()[:, 0].t().contiguous()
+    total = padded[:, :num_tokens] * factors[0]
     for place in range(1, size):
-        total += padded[..., place : place + num_tokens] * factors[place]
-    return (total if bias is None else total + bias.float()[:, None]).to(x.dtype)
+        total += padded[:, place : place + num_tokens] * factors[place]
+    return (total if bias is None else total + bias.float()).to(x.dtype).transpose(1, 2)
 
 
 def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor | None:
@@ -113,6 +123,11 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor | None:
 
 def _softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor | None:
     return kernel.gate(x, "softplus") if (beta, threshold) == (1.0, 20.0) else None
+
+
+def _log_sigmoid(x: torch.Tensor) -> torch.Tensor | None:
+    y = kernel.gate(-x, "softplus")
+    return None if y is None else -y
 
 
 def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
@@ -141,6 +156,7 @@ _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.softmax: _softmax,
     torch.Tensor.softmax: _softmax,
     functional.softplus: _softplus,
+    functional.logsigmoid: _log_sigmoid,
     torch.sigmoid: _sigmoid,
     torch.Tensor.sigmoid: _sigmoid,
     torch.baddbmm: _baddbmm,
