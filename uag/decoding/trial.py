@@ -239,6 +239,11 @@ def _run(
         config = copy.copy(call.generation_config)
         config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
         synthetic = SyntheticPasses(replace(call, generation_config=config), prompt, kernels, cache, mask)
+        if synthetic.rereads() and len(widths) > 1:
+            widths = (
+                *widths,
+                1,
+            )  # the pass before it reads rejected blocks' first tokens again, so it has several tokens
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             is_watched = bool(kernels) and width in (widths[0], widths[-1])
@@ -267,6 +272,10 @@ class SyntheticPasses:
     def budget(self) -> int:
         """Return how many candidates may follow the next block's first token."""
         return self._target.limits.budget(self._rows.length(0) + 1)
+
+    def rereads(self) -> bool:
+        """Return whether a pass starts with the tokens that were accepted since the state was last copied."""
+        return caches.has_recurrent_states(self._target.cache)
 
     def verify(self, blocks: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the logits [num_rows, width, vocab_size] of a block for each row, and keep the block's first token."""

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from uag.kernels import kernel, operations
+from uag.kernels.steps import TYPES
 
 
 class Functions(TorchFunctionMode):
@@ -77,6 +78,38 @@ def _baddbmm(
     return None if product is None else beta * added + alpha * product
 
 
+def _conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor | None:
+    """Sum a convolution in one order: x [batch, channels, tokens], weight [channels, channels of a group, size]."""
+    pads, size = padding[0] if isinstance(padding, tuple) else padding, weight.shape[-1]
+    is_dense = (stride, dilation) in ((1, 1), ((1,), (1,))) and isinstance(pads, int)
+    is_single = groups == len(weight) == x.shape[1]
+    if not (is_dense and x.dim() == 3 and x.dtype in TYPES and (is_single or weight.shape[1] > 1)):
+        return None
+    # A token's channels lie side by side, as for a single token, so what follows sums them in the same order.
+    padded = functional.pad(x.transpose(1, 2).contiguous(), (0, 0, pads, pads))
+    num_tokens = padded.shape[1] - size + 1
+    if not is_single:
+        inputs = padded.unfold(1, size, 1).chunk(groups, dim=2)
+        biases = [None] * groups if bias is None else bias.chunk(groups)
+        given = zip(inputs, weight.flatten(1).chunk(groups), biases, strict=True)
+        parts = [kernel.linear(of_group.flatten(2), factors, added) for of_group, factors, added in given]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known, dim=2).transpose(1, 2) if len(known) == groups else None
+    padded, factors = padded.float(), weight.float()[:, 0].t().contiguous()
+    total = padded[:, :num_tokens] * factors[0]
+    for place in range(1, size):
+        total += padded[:, place : place + num_tokens] * factors[place]
+    return (total if bias is None else total + bias.float()).to(x.dtype).transpose(1, 2)
+
+
 def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor | None:
     return None if inplace else kernel.gate(x, "silu")
 
@@ -91,6 +124,11 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor | None:
 
 def _softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor | None:
     return kernel.gate(x, "softplus") if (beta, threshold) == (1.0, 20.0) else None
+
+
+def _log_sigmoid(x: torch.Tensor) -> torch.Tensor | None:
+    y = kernel.gate(-x, "softplus")
+    return None if y is None else -y
 
 
 def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
@@ -111,6 +149,7 @@ def _functional_softmax(
 
 _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.linear: kernel.linear,
+    functional.conv1d: _conv1d,
     functional.scaled_dot_product_attention: _sdpa,
     functional.silu: _silu,
     functional.gelu: _gelu,
@@ -118,6 +157,7 @@ _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.softmax: _softmax,
     torch.Tensor.softmax: _softmax,
     functional.softplus: _softplus,
+    functional.logsigmoid: _log_sigmoid,
     torch.sigmoid: _sigmoid,
     torch.Tensor.sigmoid: _sigmoid,
     torch.baddbmm: _baddbmm,

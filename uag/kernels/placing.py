@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from uag import forks
 from uag.hf import devices, foreign_code, inspection, models
-from uag.kernels import functions, kernel, operations, registries
+from uag.kernels import functions, kernel, operations, recurrences, registries
 from uag.kernels.decoder import Decoder
 
 _thread = threading.local()
@@ -41,8 +41,8 @@ class OwnKernels:
     Args:
         model: any module; None for no operations. It is examined only once, so create a new object for each call,
             since hooks may change.
-        everywhere: also replace functions that a forward calls itself, such as a router's product. Every function that
-            a pass calls then costs some microseconds more.
+        everywhere: also replace functions that a forward calls itself, such as a router's product, and run recurrences
+            token by token. Every function that a pass calls then costs some microseconds more.
 
     Attributes:
         decoder: runs the model's passes in one call; None if layers run one by one.
@@ -167,20 +167,26 @@ def _exclusions(model: nn.Module | None) -> Iterator[str]:
 class _Placed:
     """The `forward` of a layer while uag's kernels are in place: an attribute among the layer's `attributes`."""
 
-    def __init__(self, layer: nn.Module, run: Callable[[nn.Module, torch.Tensor], torch.Tensor | None]) -> None:
-        self.layer, self._run, self.attributes = layer, run, vars(layer)
+    def __init__(
+        self,
+        layer: nn.Module,
+        run: Callable[[nn.Module, torch.Tensor], torch.Tensor | None] | None,
+        stepped: Callable[..., Any] | None = None,
+    ) -> None:
+        self.layer, self._run, self._stepped, self.attributes = layer, run, stepped, vars(layer)
         self.uses: set[object] = set()
 
     @classmethod
     def on(cls, layer: nn.Module) -> "_Placed | None":
         """Return the object for a layer, or None if no kernel suits it."""
         run = _RUN.get(type(layer))
+        stepped = None if run else recurrences.stepped(type(layer))
         forward = vars(layer).get("forward")
-        if run is None or inspection.has_hooks(layer) or not _is_own(layer, forward):
+        if not (run or stepped) or inspection.has_hooks(layer) or not _is_own(layer, forward):
             return None
         if isinstance(layer, nn.Linear | Conv1D) and not _has_plain_weights(layer):
             return None
-        return cls(layer, run)
+        return cls(layer, run, stepped)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Become the layer's own `forward` in a copy, and in a pickle, which then needs no uag."""
@@ -189,7 +195,9 @@ class _Placed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer's output."""
         state = operations.state
-        if state.most_rows or state.reads_prompt:
+        if self._stepped and state.replaces_functions:
+            return self._stepped(self.layer, *args, **kwargs)
+        if self._run and (state.most_rows or state.reads_prompt):
             is_known = len(args) == 1 and not kwargs and self._suits(args[0])
             with operations.direct():
                 output = self._run(self.layer, args[0]) if is_known else None

@@ -40,7 +40,7 @@ _SUMS = {
     "aten::_log_softmax", "aten::_softmax", "aten::linalg_vector_norm", "aten::logsumexp", "aten::mean",
     "aten::norm", "aten::std", "aten::std_mean", "aten::sum", "aten::var", "aten::var_mean",
 }  # fmt: skip
-"""Operations that compute every row in the same way, if the rows are of the same length."""
+"""Operations that compute every row in the same way, if the rows are of the same length and all or none adjacent."""
 
 _NORMS = {
     "aten::_fused_rms_norm",
@@ -104,7 +104,8 @@ def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         names = (argument.name for argument in operation._schema.arguments)
         dims = (dict(zip(names, args, strict=False)) | kwargs).get("dim")
         dims = range(len(shapes[0])) if dims is None else dims
-        return tuple(shapes[0][dim] for dim in ([dims] if isinstance(dims, int) else dims))
+        dims = [dims] if isinstance(dims, int) else dims
+        return tuple((shapes[0][dim], shapes[0][dim] > 1 and tensors[0].stride(dim) == 1) for dim in dims)
     return shapes
 
 

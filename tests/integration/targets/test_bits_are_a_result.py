@@ -17,9 +17,9 @@ from transformers.models.mixtral import modeling_mixtral
 import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded
 from tests.support.grids import covering
-from tests.support.models import tiny_model
+from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
-from uag.kernels import kernel, operations, watching
+from uag.kernels import kernel, operations, recurrences, watching
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 NEW = 14
@@ -94,6 +94,28 @@ def test_functions_that_round_by_place_are_found_however_narrow_the_trial(dtype:
     assert stats.is_draft_independent == (dtype is torch.float32)
     assert ("aten::rsqrt" in stats.draft_dependence) == (dtype is not torch.float32)
     check_kept(target, "" if dtype is torch.float32 else "aten::rsqrt", num_rows)
+
+
+def test_sums_over_other_strides_are_found() -> None:
+    by_layout = []
+    for x in (torch.ones(1, 9, 8), torch.ones(1, 1, 8), torch.ones(1, 8, 9).mT, torch.ones(1, 8, 1).mT):
+        with watching() as seen:
+            x.mean(-1)
+        by_layout.append(seen.sizes)
+    adjacent, alone, strided, strided_alone = by_layout
+    assert adjacent == alone == strided_alone != strided
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "mamba2"])
+def test_a_recurrence_that_computes_blocks_otherwise_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial must reach a single token, although a pass after a rejected candidate reads accepted ones again."""
+    model_type, options = HYBRID_DRAFTS[name]
+    target = tiny_model(model_type, 700, **options)
+    assert run(target, 0.5)[1].is_draft_independent
+    monkeypatch.setattr(recurrences, "stepped", lambda _: None)
+    target = tiny_model(model_type, 700, **options)
+    assert "aten::cumsum" in run(target, 0.5)[1].draft_dependence
+    check_kept(target, "aten::cumsum")
 
 
 @pytest.mark.parametrize(

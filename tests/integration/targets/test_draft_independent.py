@@ -11,7 +11,7 @@ from transformers import DynamicCache
 import uag
 from tests.support.calls import batch, draft_options, left_padded, pair
 from tests.support.grids import covering
-from tests.support.models import tiny_target
+from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_target
 from tests.support.walk import SharedDrafter
 from uag.errors import OptionError
 from uag.hf.cache.caches import CACHE
@@ -25,6 +25,8 @@ CLASSES = (
     "granite", "llama", "mistral", "olmo", "opt", "phi", "phi3", "qwen2", "qwen2-window", "qwen3", "stablelm",
     "starcoder2",
 )  # fmt: skip
+
+HYBRIDS = "lfm2", "qwen3_5", "qwen3_next", "mamba2", "falcon_h1", "granitemoehybrid", "bamba"
 
 
 @pytest.fixture(params=(1, 2), ids=("one thread", "two threads"))
@@ -91,6 +93,16 @@ def test_logits_of_every_source_are_identical(name: str, dtype: torch.dtype) -> 
 @covering("name, dtype", ("mixtral", "t5", "bart", "qwen3"), DTYPES, strength=1)
 def test_logits_of_experts_and_of_encoder_decoders_are_identical(name: str, dtype: torch.dtype) -> None:
     check_class(name, dtype)
+
+
+@needs_kernels
+@covering("name, dtype", HYBRIDS, DTYPES, strength=1)
+def test_logits_of_recurrences_and_convolutions_are_identical(name: str, dtype: torch.dtype) -> None:
+    model_type, options = HYBRID_DRAFTS[name]
+    target, tokenizer = tiny_model(model_type, 300, **options).to(dtype), tiny_target("gpt2")[1]
+    for num_rows, do_sample in ((1, True), (3, False)):
+        inputs = left_padded([[5, 9, 2, 7, 11, 3, 8], [4, 6, 10], [12, 3, 5, 9, 6]][:num_rows])
+        check_sources(target, tokenizer, inputs, max_new_tokens=24, do_sample=do_sample)
 
 
 @pytest.mark.slow
