@@ -22,8 +22,9 @@ class Functions(TorchFunctionMode):
         own = _FUNCTIONS.get(func)
         if own is None:
             return func(*args, **kwargs)
-        # `types` are the arguments' subclasses with functions of their own, such as packed weights.
-        is_known = args and not types and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
+        # Subclasses have functions of their own, such as packed weights; functions written in Python also list tensors.
+        is_plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
+        is_known = args and is_plain and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
         output = own(*args, **kwargs) if is_known else None
         if output is None:
             operations.pass_on(func.__name__)
