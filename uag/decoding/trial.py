@@ -126,8 +126,7 @@ def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
         if way.kernels:
             operations = {name for name, _ in wide.sizes - narrow.sizes}
             seen.counts = wide.counts | narrow.counts
-            # One token is enough, because blocks are compared with single tokens.
-            is_wrong = _is_wrong(call, way, logits[0][:, :1])
+            is_wrong = _is_wrong(call, way, logits[0])
             # Where rows advance independently, the second row is also computed without its padding. Its widest and its
             # narrowest block are enough, because the padded blocks of the other widths are compared with these two.
             needs_alone = is_ragged and not operations and not is_wrong
@@ -172,13 +171,18 @@ def _refusal(call: Call, logits: Sequence[torch.Tensor]) -> str:
 
 
 def _is_wrong(call: Call, way: Way, logits: torch.Tensor | None = None) -> bool:
-    """Return whether the kernels compute other logits than PyTorch; rounding may send a token to other experts."""
-    logits = _run(call, way, widths=(1,))[0][0] if logits is None else logits
-    (expected,), *_ = _run(call, Way(), widths=(1,))
+    """Return whether the kernels compute other logits than PyTorch; rounding may send a token to other experts.
+
+    One token is enough, because blocks are compared with single tokens; with such experts, the median of several.
+    """
     is_routed = not _is_full_precision(call) and blocks.has_experts(call.model)
+    num_tokens = _WIDTHS[0] if is_routed else 1
+    if logits is None:
+        (logits,), *_ = _run(call, way, widths=(num_tokens,))
+    (expected,), *_ = _run(call, Way(), widths=(num_tokens,))
     in_full = _MOST_IN_ONE_CALL if way.kernels.decoder else _MAX_DIFFERENCE
     bound = in_full if _is_full_precision(call) else 2 * _MAX_DIFFERENCE_IN_HALF
-    return _difference(logits, expected, of_all=not is_routed) > bound
+    return _difference(logits[:, :num_tokens], expected, of_all=not is_routed) > bound
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, *, of_all: bool = True) -> float:
@@ -240,10 +244,7 @@ def _run(
         config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
         synthetic = SyntheticPasses(replace(call, generation_config=config), prompt, kernels, cache, mask)
         if synthetic.rereads() and len(widths) > 1:
-            widths = (
-                *widths,
-                1,
-            )  # the pass before it reads rejected blocks' first tokens again, so it has several tokens
+            widths = (*widths, 1)  # the last pass so far reads the first tokens of rejected blocks again
         for start, width in enumerate(widths):
             block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
             is_watched = bool(kernels) and width in (widths[0], widths[-1])
