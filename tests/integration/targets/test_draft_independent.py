@@ -11,8 +11,8 @@ from transformers import DynamicCache
 import uag
 from tests.support.calls import batch, draft_options, left_padded, pair
 from tests.support.grids import covering
-from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_target
-from tests.support.walk import SharedDrafter, independence_of, tiny_of_class
+from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_of_class, tiny_target
+from tests.support.walk import SharedDrafter, independence_of
 from uag.errors import OptionError
 from uag.hf.cache.caches import CACHE
 from uag.kernels import kernel
