@@ -100,26 +100,36 @@ def read(path: Path) -> list[common.Row]:
 
 
 def markdown(rows: Iterable[common.Row]) -> str:
-    """Return the table of some rows in Markdown, with a line that names machine, instruction set and commit."""
-    calls: dict[tuple[str, str, int], dict[str, common.Row]] = {}
+    """Return the table of some rows in Markdown, with a line that names machine, instruction set and commit.
+
+    A cell has a value for each number of new tokens.
+    """
+    calls: dict[tuple[str, str], dict[int, dict[str, common.Row]]] = {}
     for row in rows:
-        calls.setdefault((row["dtype"], row["pair"], row["num_tokens"]), {})[row["arm"]] = row
-    headings = ["dtype", "target <- draft", "new tokens", "plain, tokens/s", *COLUMNS.values(), "drafting"]
+        by_tokens = calls.setdefault((row["dtype"], row["pair"]), {})
+        by_tokens.setdefault(row["num_tokens"], {})[row["arm"]] = row
+    headings = ["dtype", "target <- draft", "plain, tokens/s", *COLUMNS.values(), "drafting"]
     lines = [headings, ["---"] * len(headings)]
-    for (dtype, pair, num_tokens), arms in calls.items():
-        speeds = [arms.get(name, {}).get("speed_up") for name in COLUMNS]
-        best = max((speed for speed in speeds if speed), default=None)
-        cells = ["-" if speed is None else f"**{speed:.2f}**" if speed == best else f"{speed:.2f}" for speed in speeds]
-        over = arms.get("uag", {}).get("over_no_draft")
-        plain = arms["plain"]
-        first = [dtype, pair.replace("<-", " <- "), str(num_tokens), f"{plain['tokens_per_s']:.1f}"]
-        lines.append([*first, *cells, f"{over:.2f}" if over else "-"])
+    for (dtype, pair), by_tokens in calls.items():
+        of_tokens = zip(*(_cells(arms) for arms in by_tokens.values()), strict=True)
+        lines.append([dtype, pair.replace("<-", " <- "), *(" / ".join(cells) for cells in of_tokens)])
+    lines = [[re.sub(r"^-( / -)*$", "-", cell) for cell in line] for line in lines]
+    plain, numbers = next(reversed(by_tokens.values()))["plain"], " / ".join(map(str, by_tokens))
     hardware, versions = plain["hardware"], plain["versions"]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + (
-        f"\n*Measured with commit {plain['commit']}, kernels {hardware['kernels'] or 'off'}, {hardware['processor']}, "
-        f"{hardware['num_threads']} threads, PyTorch {versions['torch']}, transformers {versions['transformers']}; "
-        f"{plain['num_prompts']} prompts of {plain['prompts']}, greedy, in turns.*\n"
+        f"\n*Measured: {numbers} new tokens, {plain['num_prompts']} prompts of {plain['prompts']}, greedy, in turns; commit "
+        f"{plain['commit']}, kernels {hardware['kernels'] or 'off'}, {hardware['processor']}, "
+        f"{hardware['num_threads']} threads, PyTorch {versions['torch']}, transformers {versions['transformers']}.*\n"
     )
+
+
+def _cells(arms: dict[str, common.Row]) -> list[str]:
+    """Return what the calls of one length were: tokens per second of plain decoding, speeds, and what a draft adds."""
+    speeds = [arms.get(name, {}).get("speed_up") for name in COLUMNS]
+    best = max((speed for speed in speeds if speed), default=None)
+    cells = ["-" if speed is None else f"**{speed:.2f}**" if speed == best else f"{speed:.2f}" for speed in speeds]
+    over = arms.get("uag", {}).get("over_no_draft")
+    return [f"{arms['plain']['tokens_per_s']:.1f}", *cells, f"{over:.2f}" if over else "-"]
 
 
 if __name__ == "__main__":
