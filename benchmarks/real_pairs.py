@@ -117,8 +117,8 @@ def markdown(rows: Iterable[common.Row]) -> str:
     plain, numbers = next(reversed(by_tokens.values()))["plain"], " / ".join(map(str, by_tokens))
     hardware, versions = plain["hardware"], plain["versions"]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + (
-        f"\n*Measured: {numbers} new tokens, {plain['num_prompts']} prompts of {plain['prompts']}, greedy, in turns; commit "
-        f"{plain['commit']}, kernels {hardware['kernels'] or 'off'}, {hardware['processor']}, "
+        f"\n*Measured: {numbers} new tokens, {plain['num_prompts']} prompts of {plain['prompts']}, greedy, in turns; "
+        f"commit {plain['commit']}, kernels {hardware['kernels'] or 'off'}, {hardware['processor']}, "
         f"{hardware['num_threads']} threads, PyTorch {versions['torch']}, transformers {versions['transformers']}.*\n"
     )
 

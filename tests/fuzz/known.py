@@ -27,6 +27,9 @@ KNOWN: dict[str, Case] = {
     "a cache of the caller evicts": Case(extras=("cache evicting",)),
     "a cache of the caller rounds": Case(extras=("cache rounding",)),
     "a cache's update is replaced": Case(extras=("cache replaced",)),
+    "biases of positions do not fit a window": Case(
+        target="UMT5ForConditionalGeneration {'sliding_window': 4}", rows=((3,), (3, 3, 3, 3))
+    ),
     "a prompt that overflows is read by PyTorch": Case(
         target="ApertusForCausalLM", change="embeddings inf", rows=("def add(first, ",), extras=("cache scaled",)
     ),
