@@ -30,7 +30,7 @@ Content = str | list[dict[str, Any]]  # a prompt: a text, or the messages of a c
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 Dtype = str | torch.dtype | None
 
-_OF_TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
+_OF_TOKENIZERS = ("tokenizer*", "vocab*", "tekken*", "*.model", "*.tiktoken", "*.spm", "*.codes")
 
 _MAX_DRAFTS = 4  # maximum number of drafts kept by name
 

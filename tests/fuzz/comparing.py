@@ -19,7 +19,7 @@ import transformers
 import uag
 from tests.fuzz.around import around, held, is_cast
 from tests.fuzz.case import Case, DifferenceError
-from tests.fuzz.options import REFUSED, arguments, prompts
+from tests.fuzz.options import REFUSED, Looking, arguments, prompts
 from tests.fuzz.rounding import is_rounding
 from tests.fuzz.sources import DRAFTS, door_of, draft_of, use
 from tests.fuzz.targets import assist, built, changed
@@ -263,8 +263,10 @@ def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     width, num_rows = inputs["input_ids"].shape[1], plain.ids.shape[0]
     inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
     temperature = case.options.get("temperature", 1.0) if case.options.get("do_sample") else 0.0
+    looking = Looking() if "looking" in case.extras else None
     with around(case):
-        return is_rounding(model, inputs, plain.ids[:, width:], difference, temperature=temperature, seed=case.seed)
+        outputs, seed = plain.ids[:, width:], case.seed
+        return is_rounding(model, inputs, outputs, difference, temperature=temperature, seed=seed, processor=looking)
 
 
 def _place(error: Exception) -> str:

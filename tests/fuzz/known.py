@@ -27,6 +27,9 @@ KNOWN: dict[str, Case] = {
     "a cache of the caller evicts": Case(extras=("cache evicting",)),
     "a cache of the caller rounds": Case(extras=("cache rounding",)),
     "a cache's update is replaced": Case(extras=("cache replaced",)),
+    "a processor turns rounding into other ids": Case(
+        around=("autocast bfloat16",), rows=("8f\u00e0\U0005cb12",), extras=("looking",)
+    ),
     "biases of positions do not fit a window": Case(
         target="UMT5ForConditionalGeneration {'sliding_window': 4}", rows=((3,), (3, 3, 3, 3))
     ),

@@ -35,6 +35,7 @@ def is_rounding(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    processor: Any = None,
 ) -> bool:
     """Whether a difference is a decoder-only target's own rounding, found by computing its position again.
 
@@ -45,6 +46,7 @@ def is_rounding(
         difference: between plain decoding's output and the arm's.
         temperature: of the sampling; 0 for greedy.
         seed: what `torch.manual_seed` was called with before the sampling.
+        processor: of the call, before the temperature.
     """
     plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
     if plain_id is None or arm_id is None:
@@ -56,6 +58,10 @@ def is_rounding(
     if temperature:  # plain decoding adds the noise to logit / temperature
         drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)
         noise = temperature * drawn.to(alone.device)
+    if processor is not None:
+        ids = torch.cat([inputs["input_ids"], plain_ids.to(device)[:, : difference.step]], dim=1)
+        added = processor(ids[difference.row][None], torch.zeros_like(alone)[None])[0]
+        noise = noise + added
     alone = alone + noise
     if in_half:
         return bool(alone[[plain_id, arm_id]].min() > alone.max() - 2.0 * change)

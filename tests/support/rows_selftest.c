@@ -153,13 +153,13 @@ static void gates(void) {
 static void coded_products(int type, int coded_type) {
     int64_t R = 1 + draw(20), O = 1 + draw(150), K = 1 + draw(200), groups = blocks(K, 32), lanes = coders[level]->lanes;
     Weight w = {0, 0, 0, O, K, coded_type};
-    char *weight = drawn(O * K, type), *codes = calloc(rows_coded_size(O, K, coded_type, level), 1), *x = (char *)floats(R * row_size(&w) / 4);
+    char *weight = drawn(O * K, type), *codes = calloc(rows_coded_size(O, K, coded_type, level), 1), *x = (char *)floats(R * row_size(0, &w) / 4);
     float *scales = calloc(O + 64, 4), *values = drawn(R * K, F32), *together = floats(R * (O + 16)), *alone = floats(O + 16);
     double *expected = calloc(O * K, sizeof *expected);
     if (draw(3) == 0) memset(weight, 0, K * SIZE(type));
     Coding c = {weight, codes, scales, O, K, type, coded_type, level, 1 + draw(3)};
     check(rows_code(&c) == OK, "codes");
-    for (int64_t r = 0; r < R; r++) coders[level]->code(values + r * K, x + r * row_size(&w), K);
+    for (int64_t r = 0; r < R; r++) coders[level]->code(values + r * K, x + r * row_size(0, &w), K);
     for (int64_t o = 0; o < O; o++) for (int64_t i = 0; i < K; i++) {
         const char *block = codes + o / lanes * block_size(&w, lanes), *group = block + i / 32 * 20 * lanes;
         int64_t lane = o % lanes, at = i % 16 / 4 * 4 * lanes + lane * 4 + i % 4;
@@ -173,20 +173,20 @@ static void coded_products(int type, int coded_type) {
         check(fabs(value - get(weight, o * K + i, type)) <= 0.52 * step + 1e-3, "a code");
     }
     for (int64_t o = 0; o < O; o += lanes)
-        coders[level]->coded(x, row_size(&w), R, codes + o / lanes * block_size(&w, lanes), groups, together + o, O + 16, coded_type);
+        coders[level]->coded(x, row_size(0, &w), R, codes + o / lanes * block_size(&w, lanes), groups, together + o, O + 16, coded_type);
     for (int64_t r = 0; r < R; r++) {
-        const float *of_x = (const float *)(x + r * row_size(&w) + groups * 32);
+        const float *of_x = (const float *)(x + r * row_size(0, &w) + groups * 32);
         for (int64_t o = 0; o < O; o++) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < K; i++) {
-                double read = (int8_t)x[r * row_size(&w) + i] * of_x[i / 32], term = read * expected[o * K + i];
+                double read = (int8_t)x[r * row_size(0, &w) + i] * of_x[i / 32], term = read * expected[o * K + i];
                 check(fabs(read - values[r * K + i]) <= 0.51 * of_x[i / 32], "an input's code");
                 sum += term, size += fabs(term);
             }
             compare(together[r * (O + 16) + o] * (coded_type == Q8 ? scales[o] : 1), sum, size, F32, "coded");
         }
         for (int64_t o = 0; o < O; o += lanes)
-            coders[level]->coded(x + r * row_size(&w), row_size(&w), 1, codes + o / lanes * block_size(&w, lanes), groups, alone + o, O + 16, coded_type);
+            coders[level]->coded(x + r * row_size(0, &w), row_size(0, &w), 1, codes + o / lanes * block_size(&w, lanes), groups, alone + o, O + 16, coded_type);
         check(!memcmp(alone, together + r * (O + 16), O * 4), "a row of coded products");
     }
     free(weight), free(codes), free(x), free(scales), free(values), free(together), free(alone), free(expected);

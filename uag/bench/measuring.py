@@ -50,8 +50,10 @@ def measure(
     longest = max(batches, key=lambda batch: pair.prompt_width(batch.inputs))
     num_tokens = longest.num_warm_up_tokens + options.max_new_tokens * options.num_trials * len(batches)
     work = _Work(options.minutes, len(arms) * num_tokens, progress)
-    token_s, *_ = [longest.warm_up(arm, work) for arm in arms]  # plain decoding's
-    num_affordable = max(longest.num_warm_up_tokens, work.num_affordable(len(arms) * token_s))
+    call_s, *_ = [longest.warm_up(arm, work) for arm in arms]  # plain decoding's
+    first_s = longest.warm_up(arms[0], work, 1) if options.minutes else 0.0  # of the prompt, most of all
+    token_s = max(call_s - first_s, 0.0) / max(longest.num_warm_up_tokens - 1, 1)
+    num_affordable = max(longest.num_warm_up_tokens, work.num_affordable(len(arms) * token_s, len(arms) * first_s))
     if num_affordable < options.max_new_tokens:
         work.num_tokens -= (options.max_new_tokens - num_affordable) * len(arms) * options.num_trials * len(batches)
         options = replace(options, max_new_tokens=num_affordable)
@@ -77,10 +79,10 @@ class _Work:
         self._progress(self._num_done / self.num_tokens, name)
         self._num_done += num_tokens
 
-    def num_affordable(self, token_s: float) -> int:
-        """Return how many tokens of `token_s` seconds each can be generated in the time left."""
-        left_s = self._end_s - time.perf_counter()
-        return int(left_s / token_s) if token_s and left_s < math.inf else sys.maxsize
+    def num_affordable(self, token_s: float, first_s: float) -> int:
+        """Return how many tokens of `token_s` seconds can be generated in the time left, the first in `first_s`."""
+        left_s = self._end_s - time.perf_counter() - first_s
+        return int(max(left_s, 0.0) / token_s) if token_s and left_s < math.inf else sys.maxsize
 
     def is_over(self, *, half: bool = False) -> bool:
         return time.perf_counter() > (self._half_s if half else self._end_s)
@@ -101,14 +103,14 @@ class _Batch:
         needs_all = options.is_compiled or options.compile_draft or options.draft_independent
         return options.max_new_tokens if needs_all else _NUM_WARM_UP_TOKENS
 
-    def warm_up(self, arm: Arm, work: _Work) -> float:
-        """Generate with an arm; return seconds per token, 0 after an error, which is reported when it is measured."""
-        work.begin(f"{arm.name}, warm-up", self.num_warm_up_tokens)
-        options = generate_options(self.options) | {"max_new_tokens": self.num_warm_up_tokens}
+    def warm_up(self, arm: Arm, work: _Work, num_tokens: int | None = None) -> float:
+        """Generate with an arm; return the seconds, 0 after an error, which is reported when it is measured."""
+        num_tokens = num_tokens or self.num_warm_up_tokens
+        work.begin(f"{arm.name}, warm-up", num_tokens)
         if not work.is_over(half=True):
             with suppress(*PEER_ERRORS):
-                _, figures = run_arm(arm, self.pair, self.inputs, options, self.seed)
-                seconds: float = figures["seconds"] * len(self.prompts) / max(figures["num_output_tokens"], 1)
+                options = generate_options(self.options) | {"max_new_tokens": num_tokens}
+                seconds: float = run_arm(arm, self.pair, self.inputs, options, self.seed)[1]["seconds"]
                 return seconds
         return 0.0
 

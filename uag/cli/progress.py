@@ -63,7 +63,7 @@ class ProgressLine:
         left = f", at most {_time(bound_s)} left" if self._bound_s else ""
         if self._share:
             left_s = (self._call_s - self._start_s) / self._share - passed_s
-            left = f", about {_time(min(left_s, bound_s))} left"
+            left = f", about {_time(min(left_s, bound_s))} left" if left_s > 0 else ""  # a call may take longer
         if bound_s <= 0:
             left = ", this call is the last"
         return f"measuring: {self._share:.0%} after {_time(passed_s)}{left} ({self._name})"

@@ -176,13 +176,13 @@ def _is_wrong(call: Call, way: Way, logits: torch.Tensor | None = None) -> bool:
     One token is enough, because blocks are compared with single tokens; with such experts, the median of several.
     """
     is_routed = not _is_full_precision(call) and blocks.has_experts(call.model)
-    num_tokens = _WIDTHS[0] if is_routed else 1
-    if logits is None:
-        (logits,), *_ = _run(call, way, widths=(num_tokens,))
-    (expected,), *_ = _run(call, Way(), widths=(num_tokens,))
+    one_by_one = (1,) * (_WIDTHS[0] if is_routed else 1)  # some targets cannot read blocks
+    expected = torch.cat(_run(call, Way(), widths=one_by_one)[0], dim=1)
+    logits = torch.cat(_run(call, way, widths=one_by_one)[0], dim=1) if logits is None else logits
+    num_tokens = min(len(one_by_one), logits.shape[1])
     in_full = _MOST_IN_ONE_CALL if way.kernels.decoder else _MAX_DIFFERENCE
     bound = in_full if _is_full_precision(call) else 2 * _MAX_DIFFERENCE_IN_HALF
-    return _difference(logits[:, :num_tokens], expected, of_all=not is_routed) > bound
+    return _difference(logits[:, :num_tokens], expected[:, :num_tokens], of_all=not is_routed) > bound
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, *, of_all: bool = True) -> float:

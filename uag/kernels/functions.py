@@ -92,11 +92,16 @@ def _conv1d(
     pads, size = padding[0] if isinstance(padding, tuple) else padding, weight.shape[-1]
     is_dense = (stride, dilation) in ((1, 1), ((1,), (1,))) and isinstance(pads, int)
     is_single = groups == len(weight) == x.shape[1]
-    if not (is_dense and x.dim() == 3 and x.dtype in TYPES and (is_single or weight.shape[1] > 1)):
+    dtypes = {x.dtype, weight.dtype, x.dtype if bias is None else bias.dtype}
+    if not (
+        is_dense and x.dim() == 3 and x.dtype in TYPES and len(dtypes) == 1 and is_single == (weight.shape[1] == 1)
+    ):
         return None
     # A token's channels lie side by side, as for a single token, so what follows sums them in the same order.
     padded = functional.pad(x.transpose(1, 2).contiguous(), (0, 0, pads, pads))
     num_tokens = padded.shape[1] - size + 1
+    if num_tokens < 1:
+        return None  # PyTorch raises an error
     if not is_single:
         inputs = padded.unfold(1, size, 1).chunk(groups, dim=2)
         biases = [None] * groups if bias is None else bias.chunk(groups)

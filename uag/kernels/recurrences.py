@@ -7,7 +7,7 @@ surrounds the recurrence, above all the projections, still runs once for the blo
 import inspect
 from collections.abc import Callable
 from functools import cache, partial
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ _Function = Callable[..., Any]
 
 def stepped(kind: Any) -> _Function | None:
     """Return the forward of a class of layers with its recurrence run token by token; None if it has none."""
-    names = _recurrences_in(kind)
+    found = getattr(kind, "forward", None)
+    forward: Any = inspect.unwrap(found) if isinstance(found, FunctionType) else None
+    names = _recurrences_in(getattr(forward, "__code__", None))
     if not names:
         return None
     # A copy of the function with names of its own, so that the class and its module stay as they are.
-    forward: Any = inspect.unwrap(kind.forward)
     known = dict(forward.__globals__)
     for of_block in names:
         of_token, token, block = _RECURRENCES[of_block]
@@ -35,9 +36,8 @@ def stepped(kind: Any) -> _Function | None:
 
 
 @cache
-def _recurrences_in(kind: Any) -> tuple[str, ...]:
-    """Return the functions for blocks that a class's forward calls, if it also calls their function for a token."""
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+def _recurrences_in(code: CodeType | None) -> tuple[str, ...]:
+    """Return the functions for blocks that a forward's code calls, if it also calls their function for a token."""
     names = set(code.co_names if code else ())
     return tuple(of_block for of_block, (of_token, *_) in _RECURRENCES.items() if {of_block, of_token} <= names)
 

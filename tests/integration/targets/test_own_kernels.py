@@ -10,7 +10,7 @@ import torch
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
 from tests.support.grids import covering
-from tests.support.models import tiny_model
+from tests.support.models import tiny_model, tiny_of_class
 from uag.hf import devices
 from uag.kernels import FEW_ROWS, kernel
 
@@ -158,3 +158,12 @@ def test_the_trial_finds_kernels_that_round_by_width_or_by_padding(
     assistant = uag.Assistant(None)
     assistant.generate(model("llama"), **left_padded(PROMPTS[:2]), max_new_tokens=1)
     assert f"computes a token differently in place {place} tokens" in assistant.stats.draft_dependence
+
+
+def test_mixture_that_cannot_read_blocks_keeps_its_kernels_in_half_precision(taken: list[int]) -> None:
+    target = tiny_of_class("MiniMaxForCausalLM").to(torch.bfloat16)
+    assistant = uag.Assistant(None)
+    assistant.generate(target, **left_padded(PROMPTS[:1]), max_new_tokens=8, do_sample=False)
+    taken.clear()
+    assistant.generate(target, **left_padded(PROMPTS[:1]), max_new_tokens=8, do_sample=False)
+    assert taken

@@ -159,13 +159,13 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 
 @pytest.fixture
 def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Arm]:
-    """Return a function that makes arms whose calls take ten seconds each, by a clock of their own."""
+    """Return a function that makes arms whose calls take ten seconds each, those of a token 2.5, by their own clock."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
     def make(name: str) -> Arm:
         def generate(**kwargs: Any) -> Any:
-            now[0] += 10.0
+            now[0] += 10.0 if kwargs["max_new_tokens"] > 1 else 2.5
             return writer(pair, "abcd").generate(**kwargs)
 
         return Arm(name, generate)
@@ -177,7 +177,7 @@ def test_no_call_begins_after_the_bound_and_what_was_measured_is_reported(
     measured: Measured, slow: Callable[[str], Arm]
 ) -> None:
     arms = slow("plain"), slow("uag")
-    records = measured(*arms, prompts="abcdefgh", num_trials=1, minutes=70 / 60)  # two warm-ups, then up to six calls
+    records = measured(*arms, prompts="abcdefgh", num_trials=1, minutes=75 / 60)  # three warm-ups, then up to six calls
     assert [(record.arm, record.prompt_ids) for record in records] == [
         (arm, (str(number),)) for number in range(3) for arm in ("plain", "uag")
     ]
@@ -196,12 +196,13 @@ def test_what_the_first_batch_had_no_time_for_is_said(measured: Measured, slow: 
 def test_a_slow_target_writes_less_so_that_every_arm_is_measured(
     measured: Measured, slow: Callable[[str], Arm]
 ) -> None:
-    arms = slow("plain"), slow("uag")  # 2.5 s per token
-    records = measured(*arms, num_trials=1, minutes=3.0)
-    assert [record.max_new_tokens for record in records] == [32, 32]  # 160 s are left after two warm-ups
+    arms = slow("plain"), slow("uag")  # 0.5 s per token
+    records = measured(*arms, num_trials=1, minutes=59.5 / 60)  # 37 s are left after the warm-ups, 5 s for two prompts
+    assert [record.max_new_tokens for record in records] == [32, 32]
     assert all(record.trial_seconds for record in records)
-    assert measured(*arms, num_trials=1, minutes=1.0)[0].max_new_tokens == 16
-    assert measured(*arms, num_trials=1, minutes=1.0, max_new_tokens=8)[0].max_new_tokens == 8
+    assert measured(*arms, num_trials=1, minutes=0.5)[0].max_new_tokens == 16
+    assert measured(*arms, num_trials=1, minutes=0.5, max_new_tokens=8)[0].max_new_tokens == 8
+    assert measured(*arms, num_trials=1, minutes=2.0)[0].max_new_tokens == 64
     assert measured(*arms, num_trials=1)[0].max_new_tokens == 64  # without a bound
 
 

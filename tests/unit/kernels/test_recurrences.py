@@ -13,7 +13,7 @@ from tests.support.models import HYBRID_DRAFTS, tiny_model
 from uag.hf.cache.caches import CACHE_INPUTS
 from uag.hf.inspection import modules
 from uag.hf.wrapped import inputs_of
-from uag.kernels import OwnKernels, kernel
+from uag.kernels import OwnKernels, kernel, recurrences
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 
@@ -101,3 +101,27 @@ def test_a_convolution_has_the_same_bits_for_any_number_of_tokens(
     assert torch.equal(whole, torch.cat(parts, dim=2))
     torch.testing.assert_close(whole, layer(x)[..., :9])
     assert strided.shape == (2, 12, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "groups"),
+    [
+        (torch.ones(2, 3, 1), torch.ones(3, 1, 2), 3),
+        (torch.ones(2, 3, 4).bfloat16(), torch.ones(3, 1, 2), 3),
+        (torch.ones(2, 3, 4), torch.ones(3, 2, 2), 3),
+    ],
+    ids=["too short", "two dtypes", "too many channels"],
+)
+def test_a_convolution_that_pytorch_refuses_is_left_to_it(x: torch.Tensor, weight: torch.Tensor, groups: int) -> None:
+    kernels = OwnKernels(torch.nn.Linear(1, 1)).replacing_functions()
+    with torch.no_grad(), kernels.in_place(), kernels.running(), pytest.raises(RuntimeError):
+        functional.conv1d(x, weight, groups=groups)
+
+
+def test_a_forward_that_is_replaced_later_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("qwen3_5", 700)
+    kind = next(type(layer) for layer in model.modules() if recurrences.stepped(type(layer)))
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: forward(self, *args, **kwargs))
+    assert recurrences.stepped(kind) is None
+    assert recurrences.stepped(type(torch.jit.script(torch.nn.SiLU()))) is None
