@@ -161,9 +161,9 @@ def test_the_trial_finds_kernels_that_round_by_width_or_by_padding(
 
 
 def test_mixture_that_cannot_read_blocks_keeps_its_kernels_in_half_precision(taken: list[int]) -> None:
-    target = tiny_of_class("MiniMaxForCausalLM").to(torch.bfloat16)
-    assistant = uag.Assistant(None)
-    assistant.generate(target, **left_padded(PROMPTS[:1]), max_new_tokens=8, do_sample=False)
+    target, assistant = tiny_of_class("MiniMaxForCausalLM").to(torch.bfloat16), uag.Assistant.from_prompt_lookup()
+    given = left_padded(PROMPTS[:1]) | GREEDY
+    assistant.generate(target, **given)
     taken.clear()
-    assistant.generate(target, **left_padded(PROMPTS[:1]), max_new_tokens=8, do_sample=False)
+    assistant.generate(target, **given)
     assert taken
