@@ -163,7 +163,7 @@ def test_the_trial_finds_kernels_that_round_by_width_or_by_padding(
 def test_mixture_that_cannot_read_blocks_keeps_its_kernels_in_half_precision(taken: list[int]) -> None:
     target, assistant = tiny_of_class("MiniMaxForCausalLM").to(torch.bfloat16), uag.Assistant.from_prompt_lookup()
     given = left_padded(PROMPTS[:1]) | GREEDY
-    assistant.generate(target, **given)
-    taken.clear()
-    assistant.generate(target, **given)
+    for _ in range(3):  # a trial that raises runs twice
+        taken.clear()
+        assistant.generate(target, **given)
     assert taken
