@@ -30,6 +30,7 @@ KNOWN: dict[str, Case] = {
     "a processor turns rounding into other ids": Case(
         around=("autocast bfloat16",), rows=("8f\u00e0\U0005cb12",), extras=("looking",)
     ),
+    "masks do not fit a window": Case(target="ErnieForCausalLM {'sliding_window': 4}", rows=("Once upon a time", (3,))),
     "biases of positions do not fit a window": Case(
         target="UMT5ForConditionalGeneration {'sliding_window': 4}", rows=((3,), (3, 3, 3, 3))
     ),

@@ -152,12 +152,10 @@ def _own_attention(
     if (get("dropout") and module.training) or (is_sdpa and get("softcap") is not None):
         return None
     bias = get("position_bias") if "position_bias" in parameters else None
-    if bias is not None and any(x is not None and x.shape[-1] not in (1, key.shape[2]) for x in (bias, mask)):
-        return None  # transformers raises an error
+    if any(x is not None and x.shape[-1] not in (1, key.shape[2]) for x in (bias, mask)):
+        return None  # most classes raise an error
     is_causal: Any = False
-    if mask is not None:
-        mask = mask[..., : key.shape[2]]
-    elif is_sdpa and query.shape[2] > 1:
+    if mask is None and is_sdpa and query.shape[2] > 1:
         is_causal = get("is_causal")
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if bias is not None:
