@@ -34,7 +34,7 @@ def is_compiled(model: Any) -> bool:
     """Whether any part of a model is compiled: its graphs depend on the classes that they were traced with."""
     parts = modules(model)
     forwards = [getattr(kind, "forward", None) for kind in {*map(type, parts)}]
-    forwards += [vars(module)["forward"] for module in parts if "forward" in vars(module)]
+    forwards += [own for module in parts if (own := vars(module).get("forward")) is not None]
     has_compiled_call = any(vars(module).get("_compiled_call_impl") is not None for module in parts)
     return has_compiled_call or any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards)
 

@@ -83,7 +83,8 @@ def _fingerprint(model: Any) -> Any:
         found.append((weight.data_ptr(), version, weight.dtype, _bytes(flat[::step])))
     buffers = tuple(_bytes(buffer) for buffer in model.buffers() if buffer.numel() <= _MOST_IN_BUFFER)
     owners = *map(vars, modules(model)), vars(model.config), vars(model.config.get_text_config(decoder=True))
-    values = tuple(value for owner in owners for value in owner.values() if type(value) in (bool, int, float, str))
+    # Another thread's call may put a forward on a layer meanwhile, so the values are copied first.
+    values = tuple(value for owner in owners for value in [*owner.values()] if type(value) in (bool, int, float, str))
     return tuple(found), buffers, values, tuple(map(type, modules(model))), is_training(model)
 
 

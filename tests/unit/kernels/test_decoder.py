@@ -1,7 +1,8 @@
 """A decoder's pass: products over codes, and logits that depend neither on the block nor on threads, bit for bit."""
 
+import sys
 from functools import cache
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.models import tiny_target
+from tests.support.models import tiny_model, tiny_target
 from tests.unit.kernels.test_kernel import computed, every_level, noise
 from uag.hf.decoder import Linear, describe
-from uag.kernels import Cache, Decoder, decoder, kernel, steps
+from uag.kernels import Cache, Decoder, decoder, decoders, kernel, steps
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")
 
@@ -206,3 +207,27 @@ def test_angles_end_with_the_models_positions(most: int) -> None:
     with torch.no_grad():
         expected = model(ids[None]).logits[0, -12:]
     assert (logits - expected).abs().max() < 0.02 * expected.std()
+
+
+def test_a_thread_that_puts_forwards_on_layers_does_not_disturb_another() -> None:
+    model = tiny_model("llama", 700)
+    owners, is_over = [vars(layer) for layer in model.modules()], Event()
+
+    def change() -> None:
+        while not is_over.is_set():
+            for owner in owners:
+                owner["forward"] = None
+            for owner in owners:
+                del owner["forward"]
+
+    interval = sys.getswitchinterval()
+    thread = Thread(target=change)
+    thread.start()
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(20):
+            decoders._fingerprint(model)
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval)

@@ -207,7 +207,7 @@ _IN_ALL_MODULES = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "
 
 def _constants(values: dict[Any, Any]) -> Iterator[Any]:
     """Return the plain values and the tensors' addresses in a module's attributes, also those in containers."""
-    for name, value in values.items():
+    for name, value in list(values.items()):  # another thread may put a forward on a layer
         if name in _IN_ALL_MODULES:
             continue
         if isinstance(value, torch.Tensor):
