@@ -225,7 +225,7 @@ def test_a_thread_that_puts_forwards_on_layers_does_not_disturb_another() -> Non
     thread.start()
     try:
         sys.setswitchinterval(1e-6)
-        for _ in range(20):
+        for _ in range(60):
             decoders._fingerprint(model)
     finally:
         is_over.set()
