@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,7 +81,8 @@ def compare(case: Case) -> Outcome:
         if case.is_fresh:
             base = copy.deepcopy(base)
         elif case.change or case.extras or case.around:
-            use(base)
+            with suppress(Exception):  # as plain decoding may, which is compared below
+                use(base)
         plain = _see(case, base, lambda model, **kwargs: model.generate(**kwargs))
         with changed(base, case.change) as model:
             width = 0 if "embeds" in case.extras else prompts(case, model, tokenizer)["input_ids"].shape[1]
