@@ -246,8 +246,8 @@ def _fingerprint(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"config": repr(model.config.to_dict()), "options": repr(model.generation_config.to_dict())}
     for path, part in model.named_modules():
         for name, value in vars(part).items():
-            if name == "expert_capacity":
-                continue  # NLLB's passes note their number of tokens there
+            if name in ("expert_capacity", "rope_deltas"):
+                continue  # passes of NLLB and GLM-4.6V note something there
             if isinstance(value, dict):
                 found[f"{path}.{name}"] = [(key, id(each)) for key, each in value.items()]
             else:
