@@ -27,7 +27,7 @@ class ProgressLine:
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Self:
-        self._status.__enter__()
+        self._status.start()
         self._thread.start()
         return self
 

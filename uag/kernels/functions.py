@@ -22,9 +22,7 @@ class Functions(TorchFunctionMode):
         own = _FUNCTIONS.get(func)
         if own is None:
             return func(*args, **kwargs)
-        # Subclasses have functions of their own, such as packed weights; functions written in Python also list tensors.
-        is_plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
-        is_known = args and is_plain and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
+        is_known = args and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
         output = own(*args, **kwargs) if is_known else None
         if output is None:
             operations.pass_on(func.__name__)
@@ -139,7 +137,7 @@ def _log_sigmoid(x: torch.Tensor) -> torch.Tensor | None:
 
 def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """Sum each row in one order, to which masked scores at its end add nothing."""
-    if dim not in (-1, x.dim() - 1) or (dtype or x.dtype) not in (torch.float32, torch.bfloat16, torch.float16):
+    if dim not in (-1, x.dim() - 1) or (dtype or x.dtype) not in TYPES:
         return None
     powers = x.float()
     powers = (powers - powers.amax(-1, keepdim=True)).exp_()
