@@ -51,6 +51,7 @@ class Stats(RowStats):
         recording_s: seconds of draft_s spent in draft passes that were recorded or compiled.
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
         compile_s: seconds of target_s spent in passes that compiled a graph.
+        pass_seconds: seconds of each other target pass after the prompt, by its tokens per row.
         first_token_s: seconds until the first output token was known.
         waited_s: seconds for which this thread waited for a free core, on Linux; 0 elsewhere, and for calls that
             transformers' own loop ran.
@@ -80,6 +81,7 @@ class Stats(RowStats):
     recording_s: float = 0.0
     target_s: float = 0.0
     compile_s: float = 0.0
+    pass_seconds: dict[int, list[float]] = field(default_factory=dict, repr=False)
     first_token_s: float = 0.0
     waited_s: float = 0.0
     total_s: float = 0.0

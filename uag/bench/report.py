@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from uag.bench.record import Record
 Row = dict[str, Any]
 Records = Sequence[Record]
 
+_FEWEST_PASSES = 3  # of a width, for a figure: one may have been slowed by something else
 _FEWEST_PROMPTS = 4  # minimum number of prompts for a verdict on a draft
 
 
@@ -140,7 +142,19 @@ def conclusions(records: Records) -> Row:
     ours = [record for record in records if record.arm.startswith("uag") and record.prompt_ids]
     is_equal = not any(record.refusal and (record.difference or record.dependence) for record in ours)
     equality = _equality(ours) if is_equal else "OUTPUTS DIFFER that must be equal: see the table"
-    return {"verdict": _advice(rows), "is_equal": is_equal, "equality": equality, "tax": tax, "arms": rows}
+    return {
+        "verdict": _advice(rows), "is_equal": is_equal, "equality": equality, "tax": tax,
+        "pass_s": _pass_seconds(ours), "arms": rows,
+    }  # fmt: skip
+
+
+def _pass_seconds(ours: Records) -> dict[int, float]:
+    """Return the median seconds of the target's passes after prompts, by tokens per row."""
+    seconds: dict[int, list[float]] = defaultdict(list)
+    for record in ours:
+        for width, times in (record.stats or {}).get("pass_seconds", {}).items():
+            seconds[width] += times
+    return {width: median(times) for width, times in sorted(seconds.items()) if len(times) >= _FEWEST_PASSES}
 
 
 def _equality(ours: Records) -> str:
@@ -186,4 +200,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         word="more" if found["tax"]["percent"] >= 0 else "less",  # within the noise
         **found["tax"],
     )
-    return [line for line in (found["verdict"], found["equality"], tax) if line]
+    pass_s = found["pass_s"]
+    passes = pass_s and "a target pass over {} tokens takes {} ms".format(
+        *(" / ".join(map(str, values)) for values in (pass_s, [round(1000 * value, 1) for value in pass_s.values()]))
+    )
+    return [line for line in (found["verdict"], found["equality"], tax, passes) if line]

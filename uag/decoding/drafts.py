@@ -161,6 +161,8 @@ class Drafts:
             if not (proposals and proposals[0].is_free):  # free candidates are no evidence about the draft
                 drafted.append((proposals, num_accepted))
         self.stats.num_rounds += 1
+        if not self.target.has_compiled:
+            self.stats.pass_seconds.setdefault(candidates.width, []).append(self.target.last_s)
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
             times = self._draft_s, target_s, drafted, self._prefill_s, self.target.has_compiled

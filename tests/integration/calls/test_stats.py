@@ -66,6 +66,8 @@ def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     assert stats.num_candidate_tokens > 0
     assert 0 < stats.first_token_s < stats.total_s
     assert stats.target_s + stats.draft_s <= stats.total_s
+    assert sum(map(len, stats.pass_seconds.values())) == num_target - 1  # without the prompt's
+    assert stats.compile_s < sum(map(sum, stats.pass_seconds.values())) < stats.target_s
     assert stats.draft_forward_s <= stats.draft_s
 
 

@@ -83,6 +83,14 @@ def test_what_drafting_itself_gives_and_costs_is_said() -> None:
     assert "uag takes 5.0 % less time than without a draft, -10.00 ms a round" in lines(conclusions(faster))[2]
 
 
+def test_what_passes_cost_by_their_tokens_is_said() -> None:
+    of_calls = [{8: [0.04] * 2, 1: [0.03, 0.031, 9.0]}, {8: [0.5], 5: [1.0, 1.0]}]
+    records = [replace(record("uag", 1.0), stats={"pass_seconds": seconds}) for seconds in of_calls]
+    found = conclusions([*[record("plain", 1.0)] * 2, *records])
+    assert found["pass_s"] == {1: 0.031, 8: 0.04}
+    assert lines(found)[-1] == "a target pass over 1 / 8 tokens takes 31.0 / 40.0 ms"
+
+
 def test_how_many_outputs_differ_is_said() -> None:
     records = [record("plain", 1.0), record("uag-no-draft", 1.0, difference="a"), record("uag", 1.0, difference="a")]
     expected = "2 of 2 outputs of uag differ from plain decoding's, 0 of 1 from those of uag without a draft"
