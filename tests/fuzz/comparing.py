@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import LogitsProcessorList
 
 import uag
 from tests.fuzz.around import around, held, is_cast
 from tests.fuzz.case import Case, DifferenceError
-from tests.fuzz.options import REFUSED, Looking, arguments, prompts
+from tests.fuzz.options import REFUSED, arguments, prompts
 from tests.fuzz.rounding import is_rounding
 from tests.fuzz.sources import DRAFTS, door_of, draft_of, use
 from tests.fuzz.targets import assist, built, changed
@@ -264,11 +265,13 @@ def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     inputs = prompts(case, model, built(case.target)[1])
     width, num_rows = inputs["input_ids"].shape[1], plain.ids.shape[0]
     inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
-    temperature = case.options.get("temperature", 1.0) if case.options.get("do_sample") else 0.0
-    looking = Looking() if "looking" in case.extras else None
+    given: dict[str, Any] = arguments(case, model, built(case.target)[1])
+    processors: LogitsProcessorList = model.generate(
+        **given, custom_generate=lambda *_, logits_processor, **__: logits_processor
+    )
     with around(case):
-        outputs, seed = plain.ids[:, width:], case.seed
-        return is_rounding(model, inputs, outputs, difference, temperature=temperature, seed=seed, processor=looking)
+        seed = case.seed if case.options.get("do_sample") else None
+        return is_rounding(model, inputs, plain.ids[:, width:], difference, seed=seed, process=processors)
 
 
 def _place(error: Exception) -> str:

@@ -5,12 +5,12 @@ a different token. A difference counts as rounding only if computing the positio
 computing it in a block selects the arm's, and the two logits are closer than `MARGIN`.
 
 In half precision, rounding also enters the cache and grows there, so a replay need not select the arm's token. There, a
-difference counts as rounding if both tokens' logits are below the largest one by less than twice the largest change of
-any logit between the position computed alone and in a block.
+difference counts as rounding if both tokens would be selected after a change of single logits as large as the largest
+change between the position computed alone and in a block. Filters such as top-p see these changes, too.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -33,9 +33,8 @@ def is_rounding(
     plain_ids: torch.Tensor,
     difference: Difference,
     *,
-    temperature: float = 0.0,
-    seed: int = 0,
-    processor: Any = None,
+    seed: int | None = None,
+    process: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> bool:
     """Whether a difference is a decoder-only target's own rounding, found by computing its position again.
 
@@ -44,30 +43,34 @@ def is_rounding(
         inputs: the prompts, from `uag.loading.encode`.
         plain_ids: plain decoding's output, [batch, num_steps].
         difference: between plain decoding's output and the arm's.
-        temperature: of the sampling; 0 for greedy.
-        seed: what `torch.manual_seed` was called with before the sampling.
-        processor: of the call, before the temperature.
+        seed: what `torch.manual_seed` was called with before sampling; None for greedy decoding.
+        process: the call's logits processors, among them its temperature.
     """
     plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
     if plain_id is None or arm_id is None:
         return False
     forms = _forms(model, inputs, plain_ids.to(device), difference)
     alone = next(forms)
-    noise, in_half = torch.zeros_like(alone), is_half(model) or torch.is_autocast_enabled("cpu")
-    change = max(float((alone - block).abs().max()) for block in forms) if in_half else 0.0
-    if temperature:  # plain decoding adds the noise to logit / temperature
+    text = torch.cat([inputs["input_ids"], plain_ids.to(device)[:, : difference.step]], dim=1)[difference.row][None]
+    noise = torch.zeros_like(alone)
+    if seed is not None:
         drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)
-        noise = temperature * drawn.to(alone.device)
-    if processor is not None:
-        ids = torch.cat([inputs["input_ids"], plain_ids.to(device)[:, : difference.step]], dim=1)
-        added = processor(ids[difference.row][None], torch.zeros_like(alone)[None])[0]
-        noise = noise + added
-    alone = alone + noise
-    if in_half:
-        return bool(alone[[plain_id, arm_id]].min() > alone.max() - 2.0 * change)
-    if alone[plain_id] < alone.max() or abs(alone[plain_id] - alone[arm_id]) >= MARGIN:  # several may be the largest
-        return False
-    return any(int((block + noise).argmax()) == arm_id for block in forms)
+        noise = drawn.to(alone.device)
+
+    def scores(logits: torch.Tensor, changed_id: int = 0, change: float = 0.0) -> torch.Tensor:
+        logits = logits.clone()
+        logits[changed_id] += change
+        return (logits if process is None else process(text, logits[None])[0]) + noise
+
+    selected = scores(alone)
+    if is_half(model) or torch.is_autocast_enabled("cpu"):
+        change = max(float((alone - block).abs().max()) for block in forms)
+        least = min(float(scores(alone, each, change)[each]) for each in (plain_id, arm_id))
+        rivals = (selected >= least).nonzero()[:, 0].tolist()
+        return change > 0.0 and all(float(scores(alone, each, -change)[each]) < least for each in rivals)
+    if selected[plain_id] < selected.max() or abs(selected[plain_id] - selected[arm_id]) >= MARGIN:
+        return False  # several may be the largest
+    return any(int(scores(block).argmax()) == arm_id for block in forms)
 
 
 def sampling_noise(

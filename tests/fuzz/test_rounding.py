@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TopKLogitsWarper
 
 from tests.fuzz.rounding import MARGIN, is_rounding, sampling_noise
 from tests.support.calls import left_padded
@@ -49,6 +50,15 @@ def test_in_half_precision_a_difference_as_large_as_that_of_two_forms_is_excused
     target.dtype = torch.bfloat16
     difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
     assert is_rounding(target, left_padded([[4, 4]]), plain_ids, difference) is expected
+
+
+@pytest.mark.parametrize(("arm_id", "expected"), [(3, True), (4, False)], ids=["may be the first", "never the first"])
+def test_in_half_precision_a_filter_may_pass_another_token(arm_id: int, expected: bool) -> None:
+    target = WidthDependentTarget(0.01)
+    target.dtype = torch.bfloat16
+    difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
+    process, inputs = TopKLogitsWarper(1), left_padded([[4, 4]])
+    assert is_rounding(target, inputs, plain_ids, difference, seed=3, process=process) is expected
 
 
 def test_sampling_noise_is_what_multinomial_adds() -> None:
