@@ -62,6 +62,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bart": ("bart", {"encoder_layers": 1, "forced_eos_token_id": None, "seed": 3}, "byte_level", "llama"),
 }
 
+_ZAMBA = {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]}
+
 # Architectures that keep a state instead of positions in some or all layers: model type and options.
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {}),
@@ -72,9 +74,10 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("falcon_h1", {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 8}),
     "granitemoehybrid": ("granitemoehybrid", {"num_local_experts": 0, "mamba_chunk_size": 8}),
     "jamba": ("jamba", {"use_mamba_kernels": False}),
+    # The least time step is one that blocks reach, if they limit it.
+    "nemotron_h": ("nemotron_h", {"chunk_size": 8, "time_step_min": 1.2}),
+    "zamba2": ("zamba2", _ZAMBA | {"chunk_size": 8, "time_step_min": 1.2}),
 }
-
-_ZAMBA = {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]}
 
 # Models with states that can draft.
 HYBRID_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -83,8 +86,6 @@ HYBRID_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", {}),
     "bamba": ("bamba", {"mamba_chunk_size": 8}),
     "zamba": ("zamba", _ZAMBA | {"use_mamba_kernels": False}),
-    "zamba2": ("zamba2", _ZAMBA | {"chunk_size": 8}),
-    "nemotron_h": ("nemotron_h", {"chunk_size": 8}),
 }
 
 # Architectures that fall back to plain decoding, because their logits differ, or their forward fails, for a block of

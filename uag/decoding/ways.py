@@ -32,6 +32,9 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
     """Return the best way to run a call's passes as wide as their candidates, and what its trial found."""
     chosen = None
     ways = [Way(call.kernels), Way(call.kernels.replacing_functions())] if call.kernels else []
+    limited = blocks.limited_parts(call.model)
+    if limited:  # only blocks that run token by token are like single tokens
+        ways = ways[1:] if call.kernels.step(limited) else []
     decoder = _decoder(call) if ways else None
     if decoder is not None:
         way = Way(call.kernels.in_one_call(decoder))
@@ -46,6 +49,8 @@ def choose(call: Call, *, is_ragged: bool) -> tuple[Way, Trial]:
             chosen = way, found
         if found.refusal or not found.dependence:
             break
+    if limited and chosen is None:
+        return Way(), Trial(refusal=blocks.BEHIND_STATE)
     return chosen or (Way(), trial.run(call, Way(), is_ragged=is_ragged))
 
 

@@ -33,11 +33,15 @@ if required_names.release() < (5, 23):
 
 _BLOCKS_BEHIND_STATE = {
     "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2",
-    "lfm2_moe", "lfm3", "mamba2", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zaya",
+    "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zamba2",
+    "zaya",
 }  # fmt: skip
 """Linear-attention model types that compute the same logits for a block after a state as for single tokens. The others
-ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H, Zamba 2), or are
-untested."""
+ignore the state (Mamba, Jamba, Zamba, RecurrentGemma) or are untested."""
+
+_NO_LIMIT = 0.0, float("inf")
+
+BEHIND_STATE = "computes different logits for a block after its recurrent state than for single tokens"
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 """transformers' functions of which a forward calls one, if it masks what lies outside a layer's window."""
@@ -64,11 +68,9 @@ def candidates_refusal(model: Any) -> str:
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "cross_attention_layers", None):
         return "keeps the keys of an image in its cache, beside those of the text"
-    # Mamba 2 limits time steps only in blocks; by default there is no limit.
-    has_limit = tuple(getattr(config, "time_step_limit", None) or (0.0, float("inf"))) != (0.0, float("inf"))
-    takes_blocks = config.model_type in _BLOCKS_BEHIND_STATE and not has_limit
+    takes_blocks = config.model_type in _BLOCKS_BEHIND_STATE
     if state_layers(model) and not default_cache_refusals(model) and not takes_blocks:
-        return "computes different logits for a block after its recurrent state than for single tokens"
+        return BEHIND_STATE
     # Modules must have `is_decoder` too: GPT-NeoX's config inherits it, although the model is causal. Gemma 4's
     # use_bidirectional_attention="vision" concerns the tokens of images, not text.
     signs = [("use_bidirectional_attention", True), ("is_causal", False)]
@@ -80,6 +82,12 @@ def candidates_refusal(model: Any) -> str:
     if "padding_cache" in wrapped.inputs_of(model):
         return "encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate"
     return next(filter(None, map(_routing_refusal, modules(model))), "")
+
+
+@per_call
+def limited_parts(model: Any) -> list[Any]:
+    """Return the layers that limit the time steps of blocks, but not those of single tokens (Nemotron-H, Zamba 2)."""
+    return [part for part in modules(model) if tuple(vars(part).get("time_step_limit") or _NO_LIMIT) != _NO_LIMIT]
 
 
 def _masks_no_window(model: Any) -> bool:

@@ -8,7 +8,7 @@ operations.
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -64,6 +64,10 @@ class OwnKernels:
     def why_none(self) -> str:
         """Why there are none, phrased to follow "the target"; empty if there are some."""
         return "" if self._placed else self._why_none or "has no layers in full precision or half precision on the CPU"
+
+    def step(self, layers: Collection[nn.Module]) -> bool:
+        """Return whether they run the recurrences of all these layers token by token, if they are `everywhere`."""
+        return {*layers} <= {each.layer for each in self._placed if each.is_stepped}
 
     def replacing_functions(self) -> "OwnKernels":
         """Return the same operations with `everywhere`."""
@@ -174,6 +178,7 @@ class _Placed:
         stepped: Callable[..., Any] | None = None,
     ) -> None:
         self.layer, self._run, self._stepped, self.attributes = layer, run, stepped, vars(layer)
+        self.is_stepped = stepped is not None
         self.uses: set[object] = set()
 
     @classmethod

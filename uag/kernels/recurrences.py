@@ -76,8 +76,12 @@ def _mamba_token(function: _Function, state: torch.Tensor, *args: torch.Tensor, 
 def _mamba_block(step: _Function, function: _Function, *args: torch.Tensor, initial_states: Any, **kwargs: Any) -> Any:
     """Run Mamba 2 token by token after a state, for as many tokens as the kernels serve; otherwise as it is."""
     x, dt, a, b, c = args
-    if initial_states is None or not operations.is_usual(dt):
+    if initial_states is None:
         return function(*args, initial_states=initial_states, **kwargs)
+    if not operations.is_usual(dt):
+        operations.pass_on("mamba2_chunk_scan")
+        no_limit = {"dt_limit": (0.0, float("inf"))}  # as for a single token
+        return function(*args, initial_states=initial_states, **kwargs | no_limit)
     wide, skip, bias = (of_head[:, None].expand(-1, x.shape[-1]) for of_head in (a, kwargs["D"], kwargs["dt_bias"]))
     wide = wide[..., None].expand(-1, -1, b.shape[-1])
     options = {"z": None, "dt_bias": bias, "dt_softplus": kwargs["dt_softplus"]}

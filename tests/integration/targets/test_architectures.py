@@ -13,7 +13,9 @@ from tests.support.class_options import PROMPTS
 from tests.support.grids import covering, mostly_grid
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_of_class, tiny_target
 from uag.errors import UnsupportedError
+from uag.hf import required_names
 from uag.hf.cache.caches import CACHE
+from uag.kernels import kernel
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, and",
@@ -25,6 +27,11 @@ FEW = 8
 """New tokens where a model drafts: its passes cost most, and a few rounds show what is wrong."""
 ENCODER_DECODERS = {"t5", "bart"}
 FORGETFUL = {"mamba", "rwkv", "jamba"}
+LIMITED = {"nemotron_h", "zamba2"}  # limit time steps in blocks, unless uag's kernels run them token by token
+if not kernel.LEVEL:
+    FORGETFUL |= LIMITED
+elif required_names.release() < (5, 23):
+    FORGETFUL.add("nemotron_h")  # its states cannot be cropped
 NO_POSITIONS = {"bloom", "mpt", "t5", "bart"}  # rows of a batch advance in lockstep
 
 
@@ -175,6 +182,15 @@ def test_a_state_that_cannot_be_rewound_falls_back_to_plain_decoding(name: str, 
     stats = compare(target, given, uag.Assistant(draft, draft_tokenizer, tokenizer), door=door)
     assert stats.num_draft_forwards == 0
     assert any("state" in reason and "plain decoding" in reason for reason in stats.fallbacks)
+
+
+@pytest.mark.parametrize("name", sorted(LIMITED))
+def test_limits_of_time_steps_in_blocks_need_the_kernels(name: str) -> None:
+    model_type, options = STATEFUL[name]
+    target, given = tiny_model(model_type, 300, **options), left_padded(PROMPTS[:1]) | GREEDY
+    assistant = uag.Assistant(None, drafter=OracleDrafter([[]], 300), own_kernels=False)
+    assert torch.equal(assistant.generate(target, **given), target.generate(**given))
+    assert any("after its recurrent state" in reason for reason in assistant.stats.fallbacks)
 
 
 @covering(

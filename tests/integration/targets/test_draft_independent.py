@@ -26,7 +26,7 @@ CLASSES = (
     "starcoder2",
 )  # fmt: skip
 
-HYBRIDS = "lfm2", "qwen3_5", "qwen3_next", "mamba2", "falcon_h1", "granitemoehybrid", "bamba"
+HYBRIDS = "lfm2", "qwen3_5", "qwen3_next", "mamba2", "falcon_h1", "granitemoehybrid", "bamba", "nemotron_h", "zamba2"
 
 
 @pytest.fixture(params=(1, 2), ids=("one thread", "two threads"))
