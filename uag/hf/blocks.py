@@ -33,8 +33,8 @@ if required_names.release() < (5, 23):
 
 _BLOCKS_BEHIND_STATE = {
     "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2",
-    "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zamba2",
-    "zaya",
+    "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "zamba2", "zaya",
 }  # fmt: skip
 """Linear-attention model types that compute the same logits for a block after a state as for single tokens. The others
 ignore the state (Mamba, Jamba, Zamba, RecurrentGemma) or are untested."""

@@ -20,7 +20,7 @@ class Functions(TorchFunctionMode):
         """Run a function by uag's kernel, or as it is."""
         kwargs = kwargs or {}
         own = _FUNCTIONS.get(func)
-        if own is None:
+        if own is None or (own is _mul and not _is_complex(args[0])):
             return func(*args, **kwargs)
         is_known = args and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
         output = own(*args, **kwargs) if is_known else None
@@ -57,8 +57,8 @@ def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
     """Multiply by a transposed weight, as Falcon does, or matrix by matrix, as attention outside the registry does."""
     if x.dim() < 2 or other.dim() < 2 or x.shape[-1] != other.shape[-2]:
         return None
-    if other.dim() == 2:
-        return kernel.linear(x, other.t()) if other.t().is_contiguous() else kernel.conv1d(x, other)
+    if other.dim() == 2:  # a weight, or a matrix of keys or values, which may be a part of a tensor
+        return kernel.linear(x, other.t().contiguous()) if other.stride(0) == 1 else kernel.conv1d(x, other.contiguous())
     batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
     pairs = zip(*(part.expand(*batch, -1, -1).flatten(0, -3) for part in (x, other)), strict=True)
     products = [_matmul(*pair) for pair in pairs]
@@ -145,6 +145,29 @@ def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None 
     return None if total is None else (powers / total).to(dtype or x.dtype)
 
 
+def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor | None:
+    if dim not in (-1, x.dim() - 1) or x.dtype not in TYPES:
+        return None
+    largest = x.float().amax(-1, keepdim=True)
+    powers = (x.float() - largest.masked_fill(largest.isinf(), 0.0)).exp_()
+    total = kernel.conv1d(powers, powers.new_ones(x.shape[-1], 1))
+    if total is None:
+        return None
+    output = (largest.masked_fill(largest.isinf(), 0.0) + total.log()).to(x.dtype)
+    return output if keepdim else output[..., 0]
+
+
+def _is_complex(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_complex()
+
+
+def _mul(x: torch.Tensor, other: Any) -> torch.Tensor | None:
+    """Multiply complex values, such as rotary positions, by operations that round each value in the same way."""
+    real, imag = other.real, other.imag if _is_complex(other) else 0.0
+    parts = x.real * real - x.imag * imag, x.real * imag + x.imag * real
+    return torch.view_as_complex(torch.stack(parts, dim=-1))
+
+
 def _functional_softmax(
     x: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> torch.Tensor | None:
@@ -164,6 +187,11 @@ _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     functional.logsigmoid: _log_sigmoid,
     torch.sigmoid: _sigmoid,
     torch.Tensor.sigmoid: _sigmoid,
+    torch.logsumexp: _logsumexp,
+    torch.Tensor.logsumexp: _logsumexp,
+    torch.mul: _mul,
+    torch.Tensor.mul: _mul,
+    torch.Tensor.__mul__: _mul,
     torch.baddbmm: _baddbmm,
     torch.Tensor.baddbmm: _baddbmm,
     torch.bmm: _bmm,

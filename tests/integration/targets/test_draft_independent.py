@@ -105,6 +105,15 @@ def test_logits_of_recurrences_and_convolutions_are_identical(name: str, dtype: 
         check_sources(target, tokenizer, inputs, max_new_tokens=24, do_sample=do_sample)
 
 
+@needs_kernels
+@pytest.mark.parametrize(
+    "name", ["DeepseekV2ForCausalLM", "GraniteSWAForCausalLM", "Llama4ForCausalLM", "OpenAIGPTLMHeadModel"]
+)
+def test_functions_of_single_classes_are_identical(name: str) -> None:
+    """Complex rotary positions, sinks as a scale, and products of parts of tensors."""
+    assert independence_of(name, tiny_of_class(name), [torch.float32, torch.bfloat16]) == "yes"
+
+
 def test_mixture_whose_first_token_rounding_sends_to_other_experts_keeps_its_kernels() -> None:
     """In bfloat16, this model's first token is such a token, on some processors."""
     name = "Qwen3VLMoeForConditionalGeneration"

@@ -271,3 +271,21 @@ def test_softmax_by_position_keeps_its_dtype(softmax: Any) -> None:
         found = softmax(x, -1, torch.float32)
     assert found.dtype is torch.float32
     torch.testing.assert_close(found, torch.softmax(x, -1, torch.float32))
+
+
+@torch.no_grad()
+def test_complex_products_and_sums_of_exponentials_do_not_depend_on_the_block() -> None:
+    """As in Llama 4, DeepSeek V2 and Granite SWA."""
+    factors = torch.polar(torch.ones(9, 1, 8), torch.randn(9, 1, 8))
+    scores = torch.randn(9, 2, 33).masked_fill(torch.ones(9, 1, 33).bool().triu(24), float("-inf"))
+    scores[3] = float("-inf")
+    given: list[tuple[Any, torch.Tensor]] = [
+        (lambda x: x * factors[: len(x)] * 1.5, torch.randn(9, 2, 8, dtype=torch.complex64)),
+        (lambda x: torch.logsumexp(x, dim=-1), scores),
+        (lambda x: x.logsumexp(-1, keepdim=True), scores),
+    ]
+    for function, x in given:
+        with OwnKernels(model_of(nn.Linear(SIZE, SIZE)), everywhere=True).running():
+            found, parts = function(x), [function(x[:n]) for n in (1, 3, 8)]
+        torch.testing.assert_close(found, function(x))
+        assert all(torch.equal(part, found[: len(part)]) for part in parts)
