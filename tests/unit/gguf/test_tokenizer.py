@@ -64,7 +64,7 @@ def test_real_tokenizers_round_trip(name: str, pre: str, shared: Path, tmp_path:
     folder = shared / "tokenizers" / name
     if not folder.is_dir():
         pytest.skip(f"no tokenizer {name} in the shared data")
-    options = {} if pre else {"scores": scores_of(folder), "add_add_bos_token": True}
+    options: dict[str, Any] = {} if pre else {"scores": scores_of(folder), "add_add_bos_token": True}
     source = AutoTokenizer.from_pretrained(folder)
     check(write_tokenizer(tmp_path / "t.gguf", source, pre, **options), source)
 

@@ -24,11 +24,9 @@ from uag.hf.cache.states import Copies
 from uag.projection import Node
 
 _NUM_BATCH = 512  # tokens of a pass
-_MOST_ROWS = 256  # llama.cpp's limit (LLAMA_MAX_SEQ)
 _FIRST_CELLS = 1024  # tokens of the smallest cache; a new one takes 20 ms, and the text is read again
 
-_ERROR_LEVEL = 4
-_messages: deque[str] = deque(maxlen=3)  # llama.cpp's last error messages
+_messages: deque[str] = deque(maxlen=3)  # llama.cpp's last errors
 
 
 class _Owned:
@@ -44,11 +42,7 @@ _lock = forks.turn()
 
 
 def check_in_llama(draft: GgufDraft, reason: str) -> None:
-    """Refuse a file that llama.cpp cannot run as a draft; `reason` is why uag's kernels do not, and follows "the file".
-
-    Raises:
-        UnsupportedError: the file holds no decoder, or llama-cpp-python cannot be imported.
-    """
+    """Refuse, with an `UnsupportedError`, what llama.cpp cannot run; `reason` is why uag does not ("the file ...")."""
     draft.check()
     try:
         _library()
@@ -70,9 +64,9 @@ def _library() -> Any:
     return llama_cpp
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)  # type: ignore[untyped-decorator]
 def _receive(level: int, text: bytes, _: Any) -> None:
-    if level == _ERROR_LEVEL:
+    if level == 4:  # an error
         _messages.append(text.decode("utf-8", "replace").strip())
 
 
@@ -91,8 +85,7 @@ def _open(draft: GgufDraft) -> _Owned:
             return model
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = draft.gpu_layers
-        pointer = llama.llama_model_load_from_file(os.fsencode(draft.path), parameters)
-        if not pointer:
+        if not (pointer := llama.llama_model_load_from_file(os.fsencode(draft.path), parameters)):
             raise UnsupportedError(
                 f"llama.cpp cannot read {str(draft.path)!r}{_why()}. If this is a GGUF file of a language model, it is "
                 "incomplete or damaged (download it again), too large for the memory, or newer than the installed "
@@ -116,10 +109,10 @@ class LlamaPasses(Passes):
         super().__init__(draft.path.name, counts, size, min(max_positions, draft.context or max_positions), num_ids)
         self._has_states = llama.llama_model_is_recurrent(model.pointer) or llama.llama_model_is_hybrid(model.pointer)
         self._threads, self._flags = draft.threads, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        self._num_cells = 0
 
     def _begin(self, encoder_ids: Sequence[Sequence[int]] = ()) -> None:  # noqa: ARG002 - no GGUF draft has an encoder
         self._context: Any = None  # llama.cpp's cache and buffers
+        self._num_cells = 0  # tokens that fit into it
         self._lengths = [0] * len(self.rows)  # of the rows in the cache
         self._copies: list[Copies[Any]] = [Copies() for _ in self.rows]  # of their states, without keys and values
 
@@ -146,26 +139,28 @@ class LlamaPasses(Passes):
         llama, copies, length = self._llama, self._copies[row], self._lengths[row]
         if length and length not in copies.by_length:
             copies.thin_out()
-            size = llama.llama_state_seq_get_size_ext(self._context.pointer, row, self._flags)
-            states = copies.by_length[length] = (ctypes.c_uint8 * size)()
-            llama.llama_state_seq_get_data_ext(self._context.pointer, states, size, row, self._flags)
+            states = (ctypes.c_uint8 * llama.llama_state_seq_get_size_ext(self._context.pointer, row, self._flags))()
+            llama.llama_state_seq_get_data_ext(self._context.pointer, states, len(states), row, self._flags)
+            copies.by_length[length] = states
 
     def _run(self, nodes: Mapping[int, list[Node]]) -> None:
         needed = sum(self._lengths) + sum(map(len, nodes.values()))
-        if self._context is None or needed > self._num_cells:
+        if needed > self._num_cells:
             # The new cache is empty. Rows without new tokens are read with their next ones.
             nodes = {row: self.rows[row].path[: of_row[0].depth] + of_row for row, of_row in nodes.items()}
             self._allocate(max(_FIRST_CELLS, 2 * needed))
         parts = {row: split(of_row) for row, of_row in nodes.items()}
-        heads = {row: of_row[0] for row, of_row in parts.items() if len(of_row) > 1}
-        for part, is_wanted in (heads, False), ({row: of_row[-1] for row, of_row in parts.items()}, True):
-            for row in part if self._has_states else ():
-                self._save(row)
-            tokens = [(row, node) for row, of_row in part.items() for node in of_row]
-            for start in range(0, len(tokens), _NUM_BATCH):
-                self._decode(tokens[start : start + _NUM_BATCH], is_wanted=is_wanted)
-            for row, of_row in part.items():
-                self._lengths[row] += len(of_row)
+        self._read({row: of_row[0] for row, of_row in parts.items() if len(of_row) > 1}, is_wanted=False)
+        self._read({row: of_row[-1] for row, of_row in parts.items()}, is_wanted=True)
+
+    def _read(self, nodes: Mapping[int, list[Node]], *, is_wanted: bool) -> None:
+        for row in nodes if self._has_states else ():
+            self._save(row)
+        tokens = [(row, node) for row, of_row in nodes.items() for node in of_row]
+        for start in range(0, len(tokens), _NUM_BATCH):
+            self._decode(tokens[start : start + _NUM_BATCH], is_wanted=is_wanted)
+        for row, of_row in nodes.items():
+            self._lengths[row] += len(of_row)
 
     def _decode(self, tokens: Sequence[tuple[int, Node]], *, is_wanted: bool) -> None:
         """Read nodes of rows in one of llama.cpp's passes, and set their distributions if they are wanted."""
@@ -173,8 +168,7 @@ class LlamaPasses(Passes):
         integers, pointers = ctypes.c_int32 * size, ctypes.POINTER(ctypes.c_int32) * size
         batch = self._llama.llama_batch(
             n_tokens=size,
-            # An id without an embedding is replaced by 0.
-            token=integers(*[node.draft_id if node.draft_id < num_ids else 0 for _, node in tokens]),
+            token=integers(*[node.draft_id if node.draft_id < num_ids else 0 for _, node in tokens]),  # 0 is any other
             embd=None,
             pos=integers(*[node.depth for _, node in tokens]),
             n_seq_id=integers(*[1] * size),
@@ -189,8 +183,8 @@ class LlamaPasses(Passes):
 
     def _allocate(self, num_cells: int) -> None:
         llama, rows = self._llama, len(self.rows)
-        if rows > _MOST_ROWS:
-            raise UnsupportedError(f"llama.cpp takes {_MOST_ROWS} rows at most, and there are {rows}")
+        if rows > (most := llama.llama_max_parallel_sequences()):
+            raise PassError(f"llama.cpp takes {most} rows at most, and there are {rows}")
         parameters = llama.llama_context_default_params()
         parameters.n_ctx, parameters.n_seq_max = num_cells, rows
         parameters.n_batch = parameters.n_ubatch = _NUM_BATCH
@@ -200,7 +194,6 @@ class LlamaPasses(Passes):
         parameters.kv_unified = True  # else each row has a fixed part of the cells
         parameters.swa_full = True  # sliding-window layers keep all tokens, so that a rollback finds them
         self._begin()
-        pointer = llama.llama_init_from_model(self._model.pointer, parameters)
-        if not pointer:
+        if not (pointer := llama.llama_init_from_model(self._model.pointer, parameters)):
             raise PassError(f"llama.cpp cannot allocate a cache of {num_cells} tokens{_why()}")
         self._context, self._num_cells = _Owned(pointer, llama.llama_free, self._model), num_cells
