@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,14 @@ def test_a_file_that_is_not_on_the_hub_is_refused(monkeypatch: pytest.MonkeyPatc
         check_draft(GgufDraft("nobody/nothing:draft.gguf"))
 
 
+ALIGNED_TO_0 = struct.pack("<4sIQQQ17sII", b"GGUF", 3, 0, 1, 17, b"general.alignment", 4, 0)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "is damaged. Download it again"),
+        (ALIGNED_TO_0, "is damaged. Download it again"),
         (b"PK\x03\x04 something else!!!!!!!!!", "is no GGUF file"),
         (b"GGUF" + (99).to_bytes(4, "little") + bytes(64), "of version 2 or 3"),
     ],

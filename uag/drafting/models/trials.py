@@ -23,8 +23,8 @@ is treated as rounding."""
 def check_draft(model: Any) -> None:
     """Refuse a model, or a GGUF file, that cannot draft, with an `UnsupportedError`."""
     if isinstance(model, GgufDraft):
-        if model.unknown:
-            check_in_llama(model, model.unknown)
+        if reason := model.unknown:
+            check_in_llama(model, reason)
     elif reason := next(filter(None, _refusals(model)), ""):
         raise UnsupportedError(f"The draft {model.__class__.__name__!r} {reason}.")
 
