@@ -15,7 +15,6 @@ BUILT_IN: Mapping[str, str] = {
     "byte": "uag.adapters.byte:ByteAdapter",
     "byte_level": "uag.adapters.byte_level:ByteLevelAdapter",
     "generic": "uag.adapters.generic:GenericAdapter",
-    "llama_cpp": "uag.adapters.llama_cpp:LlamaCppAdapter",
     "mistral_common": "uag.adapters.mistral_common:TekkenAdapter",
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
 }

@@ -1,6 +1,5 @@
 """Use a GGUF file as the draft of a transformers target, and time both ways of decoding.
 
-    pip install llama-cpp-python
     python examples/gguf_draft.py TARGET draft.gguf ["a prompt"]
 
 TARGET is a folder or hub name; draft.gguf is a local file, or repo:file.gguf on the hub. The two need not share a
@@ -9,7 +8,6 @@ tokenizer: the file contains the draft's.
 
 import sys
 import time
-from importlib.util import find_spec
 
 PROMPT = 'def running_mean(values, width):\n    """Return the mean of every window of `width` values."""\n'
 
@@ -18,8 +16,6 @@ def main() -> None:
     """Complete a prompt plainly, then twice with the draft: the first of these calls learns what passes cost."""
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    if find_spec("llama_cpp") is None:
-        raise SystemExit("this example needs llama.cpp: pip install llama-cpp-python")
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from uag import forks
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
-from uag.gguf import GgufDraft, is_gguf_name, is_installed
+from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf.decoder import COPY
 from uag.hf.devices import accelerator
 
@@ -96,7 +97,7 @@ def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> 
     if name == COPY:
         return name
     if is_gguf_name(name):
-        is_on_gpu = _device(device).type != "cpu" and is_installed()
+        is_on_gpu = _device(device).type != "cpu" and find_spec("llama_cpp") is not None
         return GgufDraft(name, gpu_layers=-1 if is_on_gpu else 0)
     return load_model(name, dtype=dtype, device=device, role="draft")
 

@@ -1,6 +1,5 @@
 """GGUF files written from tokenizers and tiny models, as llama.cpp's converter writes them."""
 
-import base64
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -52,8 +51,6 @@ def add_tokenizer(file: Any, tokenizer: Any, pre: str = "", head_size: int | Non
     if kind == "Unigram":
         file.add_tokenizer_model("t5")
         scores = [score for _, score in state["model"]["vocab"]]
-        if "Precompiled" in json.dumps(state["normalizer"]):
-            file.add_precompiled_charsmap(base64.b64decode(state["normalizer"]["precompiled_charsmap"]))
     elif "ByteLevel" in json.dumps(state["pre_tokenizer"]):
         file.add_tokenizer_model("gpt2")
         file.add_tokenizer_pre(pre)

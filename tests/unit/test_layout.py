@@ -19,7 +19,7 @@ BELOW = {
     "proposal": "",
     "adapters": "errors",
     "hf": "errors forks",
-    "gguf": "errors forks",
+    "gguf": "errors",
     "loading": "errors gguf hf forks",
     "lookahead": "proposal forks",
     "stats": "errors forks",

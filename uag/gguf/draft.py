@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from uag.errors import LoadingError, OptionError, TokenizerError, UnsupportedError
-from uag.gguf.file import GgufFile, is_gguf_name, read_file
-from uag.gguf.llama import is_installed
 from uag.gguf.model import UnknownFileError, settings_of
 from uag.gguf.reader import Contents
-from uag.gguf.tokenizer import read_tokenizer
 
-_LEAST_CONTEXT = 32
-"""Minimum context of a draft: a shorter one would be truncated in nearly every round."""
+_LEAST_CONTEXT = 32  # a shorter one would be truncated in nearly every round
+_MAX_KEPT = 4  # files and tokenizers that are cached
 
 
-_MAX_KEPT = 4
-"""Number of files and tokenizers to cache. Increase to read fewer files again; decrease to save memory."""
+def is_gguf_name(name: object) -> bool:
+    """Whether a text or path names a GGUF file: a local one, or `repo:file.gguf` on the hub.
+
+    >>> is_gguf_name("draft.gguf"), is_gguf_name("owner/repo:draft.Q4_0.gguf"), is_gguf_name("owner/repo")
+    (True, True, False)
+    """
+    return isinstance(name, str | os.PathLike) and os.fspath(name).lower().endswith(".gguf")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class GgufDraft:
     Raises:
         OptionError: an option has the wrong type or value.
         LoadingError: at first use, there is no such file, here or on the hub.
-        UnsupportedError: at first use, the file needs llama.cpp, which cannot read it or is not installed.
+        UnsupportedError: at first use, the file is damaged or holds no decoder-only language model; or it needs
+            llama.cpp, which cannot read it or is not installed.
     """
 
     name: str | os.PathLike[str]
@@ -72,72 +75,66 @@ class GgufDraft:
         return path
 
     @property
-    def file(self) -> GgufFile:
-        """The file as llama.cpp reads it."""
-        return read_file(self.path)
-
-    @property
     def version(self) -> tuple[Path, int, int]:
         """The file with its time and size, which change when it is written again."""
         state = self.path.stat()
         return self.path.resolve(), state.st_mtime_ns, state.st_size
 
     @property
-    def contents(self) -> Contents | str:
-        """The file's contents, or why uag cannot run its model, phrased to follow "the file"."""
-        return "is to run on a GPU" if self.gpu_layers else _read_contents(*self.version)
+    def contents(self) -> Contents:
+        """The file's settings, and the places of its weights."""
+        return _read_contents(*self.version)
+
+    @property
+    def unknown(self) -> str:
+        """What uag's kernels do not run in the file, phrased to follow "the file"; empty if they may run it."""
+        try:
+            settings_of(self.contents)
+        except (UnknownFileError, ValueError, TypeError, ArithmeticError) as error:
+            return str(error)
+        return "is to run on a GPU" if self.gpu_layers else ""
 
     @property
     def tokenizer(self) -> Any:
-        """The file's tokenizer, run by llama.cpp where it is installed, else by transformers; the same while cached.
+        """The file's tokenizer, as transformers converts it; the same while cached.
 
         Raises:
-            TokenizerError: the file has no tokenizer that can encode every text.
+            TokenizerError: the file has none, or one of a kind that transformers does not convert.
         """
-        if is_installed():
-            return read_tokenizer(self.file)
         return _read_tokenizer(*self.version)
 
     @property
     def vocab_size(self) -> int:
         """Entries of the model's head."""
-        contents = self.contents
-        return self.file.vocab_size if isinstance(contents, str) else contents.tensors["token_embd.weight"].shape[0]
+        return self.contents.tensors["token_embd.weight"].shape[0]
 
     def check(self) -> None:
-        """Refuse a model that neither uag nor llama.cpp can run as a draft.
-
-        Raises:
-            UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder, or a model that
-                generates by diffusion; or it needs llama.cpp, which cannot read it or is not installed.
-        """
-        contents = self.contents
-        if isinstance(contents, str):
-            self.check_in_llama(contents)
-
-    def check_in_llama(self, reason: str) -> None:
-        """Refuse a model that llama.cpp cannot run as a draft; `reason` is why uag does not, and follows "the file"."""
-        try:
-            problem = self.file.refusal()
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{error} uag does not run the model itself: the file {reason}.") from error
+        """Refuse a file without a decoder-only language model, with an `UnsupportedError`."""
+        values = self.contents.values
+        name = str(values.get("general.architecture"))
+        problem = ""
+        if "bert" in name or name == "t5encoder" or values.get(f"{name}.attention.causal") is False:
+            problem = f"holds an encoder ({name!r}), which is bidirectional"
+        elif values.get(f"{name}.pooling_type"):
+            problem = f"holds an embedding model ({name!r})"
+        elif name == "t5":
+            problem = "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
+        elif "token_embd.weight" not in self.contents.tensors:
+            problem = f"holds no embeddings of tokens ({name!r})"
         if problem:
             raise UnsupportedError(f"The draft {str(self.path)!r} {problem}. Use a decoder-only language model.")
 
 
 @lru_cache(maxsize=_MAX_KEPT)
-def _read_contents(path: Path, *_version: int) -> Contents | str:
+def _read_contents(path: Path, *_version: int) -> Contents:
     try:
-        contents = Contents(path)
-        settings_of(contents)
-    except (UnknownFileError, ValueError, TypeError, ArithmeticError) as error:
-        return str(error)
-    return contents
+        return Contents(path)
+    except ValueError as error:
+        raise UnsupportedError(f"The GGUF file {str(path)!r} {error}. Download it again.") from error
 
 
 @lru_cache(maxsize=_MAX_KEPT)
 def _read_tokenizer(path: Path, *_version: int) -> Any:
-    """Return the tokenizer of a file as transformers converts it."""
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -146,7 +143,7 @@ def _read_tokenizer(path: Path, *_version: int) -> Any:
         raise TokenizerError(
             f"transformers cannot read the tokenizer in the GGUF file {str(path)!r} ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:140]}). Pass the model's own: uag.Assistant(draft, draft_tokenizer, "
-            "tokenizer). Or install llama.cpp, which reads more kinds: pip install llama-cpp-python."
+            "tokenizer)."
         ) from error
 
 

@@ -38,12 +38,11 @@ class Contents:
                     raise ValueError("is no GGUF file of version 2 or 3")
                 values = {_text(file): _value(file, *_numbers(file, "I")) for _ in range(num_values)}
                 self.tensors = {_text(file): _place(file) for _ in range(num_tensors)}
-                end = file.tell()
-        except (struct.error, KeyError, MemoryError, OverflowError) as error:
+                alignment = values.get("general.alignment", 32)
+                self._start = -(-file.tell() // alignment) * alignment
+        except (struct.error, KeyError, MemoryError, TypeError, ArithmeticError) as error:
             raise ValueError("is damaged") from error
         self.values = {key: value for key, value in values.items() if not key.startswith("tokenizer.")}
-        alignment = self.values.get("general.alignment", 32)
-        self._start = -(-end // alignment) * alignment
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a weight in float32.

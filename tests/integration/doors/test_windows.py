@@ -136,4 +136,4 @@ def test_a_path_of_windows_is_never_looked_for_on_the_hub(name: str, monkeypatch
     file = f"{name}.gguf"
     assert is_gguf_name(file)
     with pytest.raises(LoadingError, match="There is no GGUF file"):
-        uag.GgufDraft(file).file  # noqa: B018
+        uag.GgufDraft(file).path  # noqa: B018

@@ -51,9 +51,8 @@ class GgufDecoderPasses(Passes):
 
 def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
     """Return the decoder of a file in a form of weights, or why it has none, phrased to follow "the file"."""
-    contents = draft.contents
-    if isinstance(contents, str):
-        return contents
+    if draft.unknown:
+        return draft.unknown
     if form == "model":
         return KEEPS_ITS_WEIGHTS
     if why := OwnKernels(nn.Linear(1, 1)).why_none:
@@ -63,7 +62,7 @@ def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
         found: Decoder | str | None = _decoders.get(key)
         if found is None:
             try:
-                found = decoder_of(load_model(contents), form)
+                found = decoder_of(load_model(draft.contents), form)
             except UnknownFileError as error:
                 return str(error)
             except Exception as error:  # noqa: BLE001 - transformers may raise anything

@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 from uag.adapters import TokenizerAdapter
 from uag.drafting.models.base import Passes
 from uag.drafting.models.decoder import DecoderPasses
-from uag.drafting.models.gguf import GgufPasses
 from uag.drafting.models.gguf_decoder import GgufDecoderPasses, decoder_of_file
+from uag.drafting.models.llama_cpp import LlamaPasses
 from uag.drafting.models.torch_model import TorchPasses
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
@@ -31,12 +31,9 @@ def open_passes(
             "option."
         )
     decoder = decoder_of_file(draft, weights)
-    if not isinstance(decoder, str):
-        return GgufDecoderPasses(draft, decoder, num_ids)
-    draft.check_in_llama(decoder)
-    passes = GgufPasses(draft, num_ids)
-    passes.counts.passes = f"in llama.cpp: the file {decoder}"
-    return passes
+    if isinstance(decoder, str):
+        return LlamaPasses(draft, num_ids, decoder)
+    return GgufDecoderPasses(draft, decoder, num_ids)
 
 
 def is_encoder_decoder(draft: Any) -> bool:
@@ -68,7 +65,7 @@ def _load(name: str) -> Any:
 def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerAdapter:
     """Return the adapter of a draft's tokenizer; the target's if the draft is a GGUF file with the same ids.
 
-    They share their ids if no id has different bytes in the two. Control tokens have no bytes, and llama.cpp has more.
+    They share their ids if no id has different bytes in the two. Control tokens have no bytes; a file may have more.
     """
     if isinstance(draft, GgufDraft):
         both = zip(target.token_bytes, draft_tokenizer.token_bytes, strict=False)

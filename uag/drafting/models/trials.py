@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from uag.drafting.models.llama_cpp import check_in_llama
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import blocks, models, wrapped
@@ -22,7 +23,8 @@ is treated as rounding."""
 def check_draft(model: Any) -> None:
     """Refuse a model, or a GGUF file, that cannot draft, with an `UnsupportedError`."""
     if isinstance(model, GgufDraft):
-        model.check()
+        if reason := model.unknown:
+            check_in_llama(model, reason)
     elif reason := next(filter(None, _refusals(model)), ""):
         raise UnsupportedError(f"The draft {model.__class__.__name__!r} {reason}.")
 

@@ -16,7 +16,7 @@ from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Passes, TorchPasses
 from uag.drafting.models.base import PassError
-from uag.drafting.models.gguf import GgufPasses
+from uag.drafting.models.llama_cpp import LlamaPasses
 from uag.gguf import GgufDraft
 from uag.projection import DraftRow, Feed, Node, link
 
@@ -37,6 +37,10 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model(), small_tokenizer("llama"))
+
+
+def llama_passes(draft: GgufDraft, num_ids: int | None = None) -> LlamaPasses:
+    return LlamaPasses(draft, num_ids, "is tested")
 
 
 def chain(ids: Sequence[int], parent: Node | None = None) -> list[Node]:
@@ -73,7 +77,7 @@ def check(nodes: Sequence[Node]) -> None:
 
 
 def test_distributions_equal_those_of_the_same_weights(path: Path) -> None:
-    passes, theirs = GgufPasses(GgufDraft(path, threads=1)), TorchPasses(model())
+    passes, theirs = llama_passes(GgufDraft(path, threads=1)), TorchPasses(model())
     assert (passes.vocab_size, passes.max_positions) == (theirs.vocab_size, theirs.max_positions)
     assert 0 < passes.counts.num_bytes <= theirs.counts.num_bytes
     for each in (passes, theirs):
@@ -92,15 +96,15 @@ def test_distributions_equal_those_of_the_same_weights(path: Path) -> None:
 
 
 def test_only_the_last_distributions_of_a_long_pass_are_kept(path: Path) -> None:
-    passes = GgufPasses(GgufDraft(path))
+    passes = llama_passes(GgufDraft(path))
     (row,) = started(passes)
     passes.feed([(0, Feed(0, chain(ids_of(700, 2))))])  # two of llama.cpp's batches
     assert [node.probs is not None for node in row.path] == [False] * 692 + [True] * 8
     check(row.path[-1:])
 
 
-def test_rows_are_apart_and_share_what_they_begin_with(path: Path) -> None:
-    passes = GgufPasses(GgufDraft(path))
+def test_rows_are_apart(path: Path) -> None:
+    passes = llama_passes(GgufDraft(path))
     rows = started(passes, 3)
     common = ids_of(30, 3)
     lines = [[*common, 5, 6], [*common, 5, 6], common + ids_of(9, 4)]
@@ -115,7 +119,7 @@ def test_rows_are_apart_and_share_what_they_begin_with(path: Path) -> None:
 def test_ids_that_the_head_lacks_and_ids_that_it_has_beyond(path: Path) -> None:
     size = model().config.vocab_size
     for num_ids in (size - 5, size + 3):
-        passes = GgufPasses(GgufDraft(path), num_ids)
+        passes = llama_passes(GgufDraft(path), num_ids)
         (row,) = started(passes)
         passes.feed([(0, Feed(0, chain([4, size + 1])))])
         probs = row.path[-1].probs
@@ -125,20 +129,20 @@ def test_ids_that_the_head_lacks_and_ids_that_it_has_beyond(path: Path) -> None:
 
 
 def test_weights_are_one_for_all_and_go_with_the_last(path: Path) -> None:
-    first, second = GgufPasses(GgufDraft(path)), GgufPasses(GgufDraft(path, context=64))
-    assert first._weights is second._weights
+    first, second = llama_passes(GgufDraft(path)), llama_passes(GgufDraft(path, context=64))
+    assert first._model is second._model
     assert second.max_positions == 64
     (row,) = started(first)
     first.feed([(0, Feed(0, chain([1, 2])))])
     assert row.path
-    kept = weakref.ref(first._weights)
+    kept = weakref.ref(first._model)
     del first, second
     gc.collect()
     assert kept() is None
 
 
 def test_what_llama_cpp_says_is_in_the_message_and_nowhere_else(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    passes = GgufPasses(GgufDraft(path))
+    passes = llama_passes(GgufDraft(path))
     started(passes)
     broken = chain([1, 2])
     broken[1].depth = 9  # a hole in the positions
@@ -148,7 +152,7 @@ def test_what_llama_cpp_says_is_in_the_message_and_nowhere_else(path: Path, capf
 
 
 def test_more_rows_than_llama_cpp_takes_are_told(path: Path) -> None:
-    passes = GgufPasses(GgufDraft(path))
+    passes = llama_passes(GgufDraft(path))
     started(passes, 257)
     with pytest.raises(PassError, match="256 rows at most, and there are 257"):
         passes.feed([(0, Feed(0, chain([1])))])
