@@ -36,7 +36,7 @@ class Drafts:
         self._rules = DraftRules(self.call.logits_processor)
         self._uncounted_id = blocks.uncounted_id(self.call.model)
         self._all_rows = list(range(self.rows.batch_size))
-        self._draft_s = self._prefill_s = 0.0
+        self._draft_s, self._prefill_s, self._num_passes = 0.0, 0.0, 0
         self._before = replace(self.drafter.counts)
         self.stats.strategy = self.drafter.strategy
 
@@ -90,10 +90,10 @@ class Drafts:
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
         limit = self.lookahead.plan(len(active))
         if not (limit or self.drafter.has_free):
-            self._draft_s = self._prefill_s = 0.0
+            self._draft_s, self._prefill_s, self._num_passes = 0.0, 0.0, 0
             return [[] for _ in active]
         start_time, counts = clock.now(), self.drafter.counts
-        prefill_s, compile_s = counts.prefill_s, counts.compile_s
+        prefill_s, compile_s, num_passes = counts.prefill_s, counts.compile_s, counts.num_forwards
         budgets = [0] * self.rows.batch_size
         for row in active:
             if self.rows.all[row].outputs[-1:] != [self._uncounted_id]:
@@ -111,6 +111,7 @@ class Drafts:
         seconds, counts = clock.now() - start_time, self.drafter.counts
         self._prefill_s = counts.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (counts.compile_s - compile_s)
+        self._num_passes = 0 if self._prefill_s else counts.num_forwards - num_passes
         self.stats.draft_s += seconds
         return [self._checked(by_row[row]) for row in active]
 
@@ -167,7 +168,8 @@ class Drafts:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
             times = self._draft_s, target_s, drafted, self._prefill_s, self.target.has_compiled
             num_tokens = sum(outcome.num_written) / len(outcome.num_written)
-            self.lookahead.learn_round(Round(num_candidates, *times, num_tokens=num_tokens))
+            done = Round(num_candidates, *times, num_tokens=num_tokens, num_draft_passes=self._num_passes)
+            self.lookahead.learn_round(done)
 
     def finish(self) -> None:
         self.drafter.finish([row.outputs[: row.end or None] for row in self.rows.all])

@@ -7,6 +7,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 _NUM_KEPT = 12  # measurements per estimate
+_KEPT = 15 / 16  # of the weight of a round's number of draft passes, in each later round
 _NUM_SURE = 3  # readings of prompts until they are believed where they took longer than guessed
 _PLAIN_EVERY = 16  # rounds with drafted candidates until a plain pass is measured again, at a gain of 1
 _NUM_PLAIN = 4  # plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1
@@ -79,6 +80,17 @@ class Costs:
         self.plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self.block, self.draft, self.reading = Line(), Line(), Line()
         self.num_since_plain = 0
+        self._num_passes = self._num_drafted = 0.0  # draft passes and candidates; those of older rounds count less
+
+    def learn_draft(self, num_candidates: float, num_passes: int, seconds: float) -> None:
+        """Record a round's draft passes for `num_candidates` per row.
+
+        Their number varies, since a candidate may take several draft tokens. So passes are timed, not candidates.
+        """
+        passes = num_passes or num_candidates
+        self.draft.add(passes, seconds)
+        self._num_passes = _KEPT * self._num_passes + passes
+        self._num_drafted = _KEPT * self._num_drafted + num_candidates
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Record a target pass over `num_candidates` candidates per row."""
@@ -103,8 +115,9 @@ class Costs:
     def prices(self) -> Prices:
         guess = self.guess(self.plain_s)
         verify = self.block.fit((0.0, guess.verify_s), guess.verify_candidate_s)
-        draft = self.draft.fit((0.0, guess.draft_s), guess.draft_candidate_s)
-        return Prices(guess.plain_s, *verify, *draft)
+        draft_s, pass_s = self.draft.fit((0.0, guess.draft_s), guess.draft_candidate_s)
+        passes = self._num_passes / self._num_drafted if self._num_drafted else 1.0
+        return Prices(guess.plain_s, *verify, draft_s, passes * pass_s)
 
     def guess(self, plain_s: float) -> Prices:
         """Return the costs that are assumed before any pass with candidates is measured."""

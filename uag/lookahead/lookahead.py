@@ -213,7 +213,12 @@ class Lookahead:
         confidence = proposals[-1].confidence
         reach = self._reached.get(row, 1.0) * (self._acceptance.rate(confidence) if is_adaptive else confidence)
         self._reached[row] = reach
-        return reach >= self.min_confidence and (reach > self._least_reach or not is_adaptive)
+        # The pass gets wider for all rows, so those that stopped count as rejected candidates.
+        worth = min(reach, sum(self._reached.values()) / len(self._reached))
+        goes_on = reach >= self.min_confidence and (worth > self._least_reach or not is_adaptive)
+        if not goes_on:
+            self._reached[row] = 0.0
+        return goes_on
 
     # ------------------------------------------------------------------ after a round
 
@@ -263,4 +268,4 @@ class Lookahead:
             costs.num_since_plain += 1
             self._acceptance.learn(done.outcomes, num_drafted)
             if done.draft_s > 0.0:
-                costs.draft.add(num_drafted, done.draft_s)
+                costs.learn_draft(num_drafted, done.num_draft_passes, done.draft_s)

@@ -163,6 +163,31 @@ def test_the_pass_over_the_prompt_says_nothing_about_others() -> None:
     assert not lookahead.costs.block.points
 
 
+def test_a_candidate_costs_as_many_draft_passes_as_it_takes_on_average() -> None:
+    """Most take one draft pass, some three: the cost of the usual candidate would be too low."""
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy")
+    for number in range(40):
+        size, num_passes = (2, 2) if number % 3 else (2, 6)
+        lookahead.learn_round(
+            Round(size, 0.1 * num_passes, 1.0, [(proposals(0.9, 0.9), size)], num_draft_passes=num_passes)
+        )
+    assert lookahead.prices.draft_candidate_s == pytest.approx(0.1 * 10 / 6, rel=0.15)
+
+
+def test_a_row_goes_on_alone_only_if_that_pays_for_the_width_of_all() -> None:
+    lookahead = Lookahead()
+    for _ in range(20):  # a plain pass takes 1 s, a candidate 0.4 s
+        lookahead.learn_round(Round(0, 0.0, 1.0, []))
+        lookahead.learn_round(Round(1, 0.2, 1.2, [(proposals(0.9), 1)] * 2))
+    lookahead.plan(1)
+    assert lookahead.go_on(0, proposals(0.95))
+    lookahead.plan(1)
+    assert lookahead.go_on(0, proposals(0.95))
+    assert not lookahead.go_on(1, proposals(0.01))
+    assert not lookahead.go_on(0, proposals(0.95, 0.95))
+
+
 # ---------------------------------------------------------------------- faults of the clock
 
 
