@@ -146,6 +146,11 @@ int rows_level(void) { return 1; }
 
 static int dots_type(int type, int level) { return type == BF16 && level == 3 ? PAIRS : type; }
 static int64_t packed(int64_t n, int type) { return blocks(n * SIZE(type), 64) * (type == F32 || type == PAIRS ? 16 : 32); }
+#ifdef _WIN32 /* which has these by other names */
+#include <malloc.h>
+#define aligned_alloc(alignment, size) _aligned_malloc(size, alignment)
+#define free _aligned_free
+#endif
 static float *floats(int64_t n) { return aligned_alloc(64, blocks(n + 1, 16) * 64); }
 
 /* Loops run in PyTorch's own threads. `rows_use` takes four functions of the OpenMP library that PyTorch has loaded: GCC's

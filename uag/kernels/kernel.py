@@ -1,7 +1,6 @@
 """The compiled kernels for few rows (`_rows.c`): they read the weights once, and no row's result depends on the others.
 
-They are compiled when uag is installed, if there is a C compiler for x86-64 or Arm. They use PyTorch's instruction set,
-which `ATEN_CPU_CAPABILITY=avx2` lowers, and its threads. `UAG_KERNELS=off` switches them off.
+They are compiled when uag is installed, if there is a C compiler for x86-64 or Arm; `library` loads them.
 
 This module is the only place where the C code takes anything from Python, and it checks everything that the C code
 relies on. Each function returns None if it cannot compute a result; the caller then uses PyTorch's operation. Results
@@ -9,21 +8,17 @@ have the inputs' dtype: float32, bfloat16 or float16. Sums are float32, in a fix
 depends neither on the other rows or their number, nor on padding, nor on the number of threads. There are no gradients.
 """
 
-import ctypes
 import functools
 import math
-import os
-import platform
 import struct
-import sys
 from collections.abc import Callable
-from importlib import machinery
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 
-from uag.kernels.steps import TYPES, CPass, CStep
+from uag.kernels import library
+from uag.kernels.steps import TYPES
 
 _P = ParamSpec("_P")
 
@@ -48,38 +43,9 @@ GATES = {
 values of each thread's share with other code than the rest, so that its results depend on the number of rows."""
 
 
-def _load() -> tuple[Any, int, str]:
-    """Return the library, and the number and name of its instruction set; None, 0 and "" if it cannot be used."""
-    paths = (Path(__file__).with_name(f"_rows{suffix}") for suffix in machinery.EXTENSION_SUFFIXES)
-    path = next((path for path in paths if path.is_file()), None)
-    capability = torch.backends.cpu.get_cpu_capability()
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        most = 0 if os.environ.get("ATEN_CPU_CAPABILITY") == "default" else 1
-    else:
-        most = {"AVX2": 1, "AVX512": 3}.get(capability, 0)
-    if path is None or not most or os.environ.get("UAG_KERNELS") == "off":
-        return None, 0, ""
-    name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
-    openmp = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"
-    try:
-        library = ctypes.CDLL(str(path))
-        # This finds functions of the libraries that PyTorch depends on: of its own OpenMP, whichever it is.
-        pytorch = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / name))
-        library.rows_layout.restype = library.rows_coded_size.restype = ctypes.c_int64
-        if library.rows_layout() != ctypes.sizeof(CPass) << 20 | ctypes.sizeof(CStep):
-            raise OSError  # it was built from another version of uag
-        library.rows_use(*(ctypes.cast(getattr(pytorch, function), ctypes.c_void_p) for function in openmp))
-    except (OSError, AttributeError):  # PyTorch was built without OpenMP, or this from an older version
-        return None, 0, ""
-    for function in ("linear", "conv1d", "attention", "experts", "gate"):
-        getattr(library, f"rows_{function}").argtypes = [ctypes.c_char_p]
-    level = min(library.rows_level(), most)
-    names = ("", "NEON") if platform.machine().lower() in ("arm64", "aarch64") else ("", "AVX2", "AVX512", "AVX512")
-    return library, level, names[level]
-
-
-_library, _level, LEVEL = _load()
-"""`LEVEL` is the instruction set of the kernels: "AVX512", "AVX2" or "NEON"; "" if they are not used."""
+_library, _level, LEVEL, MISSING = library.load(Path(__file__).parent)
+"""`LEVEL` is the instruction set of the kernels: "AVX512", "AVX2" or "NEON"; "" if they are not used.
+`MISSING` then says why, phrased to follow "without uag's kernels: "."""
 
 # The structures that the C functions take; see there.
 _PRODUCT = struct.Struct("@4P4q3i").pack
@@ -90,7 +56,7 @@ _GATE = struct.Struct("@2Pq2f4i").pack
 
 def describe() -> str:
     """Return what computes the products of few rows, for people."""
-    return f"uag's kernels ({LEVEL})" if LEVEL else "PyTorch's operations"
+    return f"uag's kernels ({LEVEL})" if LEVEL else f"PyTorch's operations, without uag's kernels: {MISSING}"
 
 
 def _or_none(function: Callable[_P, torch.Tensor | None]) -> Callable[_P, torch.Tensor | None]:

@@ -157,7 +157,7 @@ def _exclusions(model: nn.Module | None) -> Iterator[str]:
     if model is None:
         yield "is compiled"
         return
-    yield "" if kernel.LEVEL else "runs without uag's kernels, which are not available here"
+    yield "" if kernel.LEVEL else f"runs without uag's kernels: {kernel.MISSING}"
     yield "is split over ranks, which must run the same operations" if models.tensor_parallel_group(model) else ""
     yield "is compiled" if models.is_compiled(model) else ""
     yield "runs under torch.autocast" if torch.is_autocast_enabled("cpu") else ""

@@ -364,5 +364,6 @@ def test_a_switch_and_pytorchs_instruction_set_lower_the_kernels(
     monkeypatch.setenv("UAG_KERNELS", switch)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     loaded = runpy.run_path(kernel.__file__)
-    described = {"": "PyTorch's operations", "AVX2": "uag's kernels (AVX2)"}
-    assert (loaded["LEVEL"], loaded["describe"]()) == (level, described[level])
+    described = {"": "PyTorch's operations, without uag's kernels: ", "AVX2": "uag's kernels (AVX2)"}
+    assert (loaded["LEVEL"], loaded["describe"]()) == (level, described[level] + loaded["MISSING"])
+    assert bool(loaded["MISSING"]) == (not level)
