@@ -114,7 +114,7 @@ def test_passes_that_leave_the_path_are_bounded() -> None:
 
 
 def test_the_draft_reads_no_token_twice() -> None:
-    toy = spelled("a b x", "a b x", {}, {"x": 1.0})
+    toy = spelled("a b x", "a b x", {}, {"x": 0.8, "a": 0.1, "b": 0.1})
     row = toy.row()
     toy.propose(row)
     assert toy.num_tokens == 1
