@@ -117,7 +117,7 @@ class Projection:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:
             return None
-        return (yield from BestFirst(self.reader, row, scoring).run(self._root(row)))
+        return (yield from BestFirst(self.reader, row, scoring, self._root(row)).run())
 
 
 def num_unfinished(data: bytes | bytearray) -> int:
