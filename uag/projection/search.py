@@ -154,10 +154,8 @@ class BestFirst:
                 self.root_mass = max(self.root_mass - child_mass, _LEAST_MASS)
             elif isinstance(reading, int):
                 self._close(reading, child_mass)
-            elif reading.is_open:
-                still_open.append((draft_id, child_mass, reading.over))
             else:
-                self._close(self.reader.of_text(reading.over), child_mass)
+                still_open.append((draft_id, child_mass, reading))
         for draft_id, child_mass, text in still_open:
             self._push_open(node, draft_id, child_mass, text)
 
