@@ -1,6 +1,5 @@
 """Base of the adapters for Rust tokenizers: a second encoder over the same model, for continuations."""
 
-import copy
 import json
 from collections.abc import Mapping
 from functools import cached_property
@@ -52,9 +51,6 @@ class RustAdapter(TokenizerAdapter):
         super().__init__(tokenizer)
         backend = tokenizer.backend_tokenizer
         self._model = backend.model
-        if getattr(self._model, "dropout", None):
-            self._model = copy.deepcopy(self._model)  # dropout would make encoding random
-            self._model.dropout = None
         self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=False)
         self._normalizers = steps_of(backend.normalizer)
         self._pre_tokenizers = steps_of(backend.pre_tokenizer)

@@ -43,11 +43,11 @@ class Calls:
 
     def replay(self, texts: Sequence[Text], predictions: Sequence[str] = ()) -> common.Row:
         """Replay a call for each text, with a prediction if there are any, and return figures over all calls."""
-        target, lookahead = self._pair.target, self._lookahead
+        target, tokenizer, lookahead = self._pair.target, self._pair.target_tokenizer, self._lookahead
         num_tokens = num_passes = len(texts)  # the passes over the prompts
         seconds, draft_s = num_passes * PASS_S, 0.0
         for text, prediction in zip_longest(texts, predictions):
-            drafter = self._session.with_free_sources(self._lookup, prediction, target, 1, self._pair.target_tokenizer)
+            drafter = self._session.with_free_sources(self._lookup, prediction, target, 1, tokenizer, [])
             if drafter is None:
                 raise ValueError("a call needs prompt lookup, a memory or a prediction")
             lookahead.begin(1, "sample" if text.temperature else "greedy")

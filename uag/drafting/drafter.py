@@ -68,10 +68,6 @@ class Ask:
         """Maximum number of each row's candidates that may use draft passes."""
         return [min(self.limit, budget) for budget in self.budgets]
 
-    def within(self, limits: Sequence[int]) -> "Ask":
-        """Return the request with at most so many candidates for each row."""
-        return replace(self, budgets=[min(*each) for each in zip(self.budgets, limits, strict=True)])
-
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
         """Return a drafter's proposals, cut to the limits and to ids that the target has, or raise an `OptionError`."""
         name = type(drafter).__name__

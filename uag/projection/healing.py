@@ -117,18 +117,7 @@ class Projection:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:
             return None
-        proposal = yield from BestFirst(self.reader, row, scoring).run(self._root(row))
-        tail = row.tail()
-        node = row.path[tail]
-        if proposal is None and scoring.may_feed and node.end < len(row.text):
-            # No draft token continues the pending bytes as the target could have written them, so feed them first.
-            chain, _ = self.encoded(node, bytes(row.text[node.end :]), len(row.text))
-            if not chain:
-                return None
-            yield Feed(tail + 1, chain)
-            row.barrier = len(row.path) - 1
-            proposal = yield from BestFirst(self.reader, row, scoring).run(row.path[-1])
-        return proposal
+        return (yield from BestFirst(self.reader, row, scoring, self._root(row)).run())
 
 
 def num_unfinished(data: bytes | bytearray) -> int:

@@ -3,7 +3,7 @@
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,16 +17,9 @@ UNKNOWN = -2  # placeholder for the first target token of a draft token that has
 _MAX_REMEMBERED = 200_000  # number of texts whose first target token is cached
 
 
-class Continuation(NamedTuple):
-    """A draft token with the text `over` after the committed text; `is_open` if a longer target token may cover it."""
-
-    over: bytes
-    is_open: bool
-
-
-Reading = int | Continuation | None
-"""A draft token in its context: the target token that it decides (or `NO_TOKEN`), a continuation, or None if the target
-would not have ended a token there."""
+Reading = int | bytes | None
+"""A draft token in its context: the target token that it decides (or `NO_TOKEN`), the text after the committed one that
+a longer target token may cover, or None if the target would not have ended a token there."""
 
 
 class TargetReader:
@@ -72,13 +65,13 @@ class TargetReader:
             return self.of_text(over) if over else NO_TOKEN
         if pending:
             if len(text) <= len(pending):
-                return Continuation(b"", is_open=True)
+                return b""
             over = text[len(pending) :]
             if not self.keeps_boundary(last, over):
                 return None
         else:
             over += text
-        return Continuation(over, is_open=self.maps.target_sorted.neighbors(over).longer is not None)
+        return over if self.maps.target_sorted.neighbors(over).longer else self.of_text(over)
 
     def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
         """Whether the target could have ended a token with `last` before writing `rest`."""

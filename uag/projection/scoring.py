@@ -53,11 +53,6 @@ class Scoring:
         return self.noise is not None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the best score is simply the largest weighted mass."""
-        return self.is_linear and not (self.is_noisy and self.warpers.truncates)
-
-    @property
     def is_linear(self) -> bool:
         """Whether every score is a weighted mass, except for truncations."""
         return not self.warpers.banned and self.warpers.repetition_penalty == 1.0

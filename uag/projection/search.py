@@ -13,7 +13,6 @@ the children of a node are read by decreasing mass until no other can win.
 """
 
 import heapq
-from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
@@ -32,58 +31,6 @@ _MAX_BRANCHES = 1  # draft passes per target token that leave the current path
 _LEAST_MASS = 1e-30  # minimum mass of the root, because confidences are divided by it
 
 
-@dataclass(slots=True)
-class Visit:
-    """The mass of one expanded node: in total, of its open children, and by target token."""
-
-    mass: float
-    opened: float = 0.0
-    closed: dict[int, float] = field(default_factory=dict)
-
-    def share(self, target_id: int) -> float:
-        """Return the estimated mass of `target_id`, assuming that unread children are distributed like read ones."""
-        read_mass = self.closed.get(target_id)
-        if read_mass is None:
-            return 0.0
-        return read_mass / sum(self.closed.values()) * max(self.mass - self.opened, read_mass)
-
-
-class Tally:
-    """The closed masses of one search; `num_targets` is the size of the target's tokenizer."""
-
-    def __init__(self, scoring: Scoring, num_targets: int) -> None:
-        self.scoring = scoring
-        self.is_plain = scoring.is_plain and scoring.vocab_size >= num_targets
-        self.closed: dict[int, float] = {}
-        self.best_score = 0.0
-        self.visits: list[Visit] = []
-        self.root_mass = 1.0
-        self.log_normalizer = 0.0
-        self._leading: int | None = None
-
-    def add(self, target_id: int, mass: float, visit: Visit) -> None:
-        if target_id == NO_TOKEN:
-            return
-        total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
-        visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
-        score = self.scoring.score(target_id, total, self.log_normalizer)
-        if score > self.best_score:
-            self.best_score, self._leading = score, target_id
-
-    def drop(self, mass: float, visit: Visit) -> None:
-        """Remove the mass of continuations that contradict the end of the target's last token."""
-        visit.mass -= mass
-        self.root_mass = max(self.root_mass - mass, _LEAST_MASS)
-
-    def decide(self) -> Proposal | None:
-        # Scores only grow, so the token that led last has the best score.
-        target_id = self._leading if self.is_plain else self.scoring.choose(self.closed, self.log_normalizer)
-        if target_id is None:
-            return None
-        mass = sum(visit.share(target_id) for visit in self.visits)
-        return Proposal(target_id, min(1.0, max(mass, self.closed[target_id]) / self.root_mass))
-
-
 class OpenChild(NamedTuple):
     """A continuation whose first target token is still undecided."""
 
@@ -96,31 +43,32 @@ class OpenChild(NamedTuple):
 class BestFirst:
     """One search for one target token of a row, whose path (but not its text) the draft passes change."""
 
-    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring) -> None:
+    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring, root: Node) -> None:
         self.reader = reader
         self.maps = reader.maps
         self.row = row
         self.scoring = scoring
+        self.root = root
         self.size = len(row.text)
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
-        self.tally = Tally(scoring, len(self.maps.target_bytes))
+        self.closed: dict[int, float] = {}
+        self.best_score = 0.0
+        self.root_mass = 1.0
         # A heap of open continuations, keyed by the negative of the score that each is expected to reach.
         self.open: list[tuple[float, int, OpenChild]] = []
         self.ties = count()
 
-    def run(self, root: Node) -> Search:
-        """Search from `root` until a target token is decided."""
-        last_fed = root
-        num_branches = 0
-        self.tally.log_normalizer = root.log_normalizer
-        self._expand(root, 1.0, b"")
-        while self.open and -self.open[0][0] > self.tally.best_score:
+    def run(self) -> Search:
+        """Search from the root until a target token is decided."""
+        last_fed, num_branches = self.root, 0
+        self._expand(self.root, 1.0, b"")
+        while self.open and -self.open[0][0] > self.best_score:
             item = heapq.heappop(self.open)[2]
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None:
-                is_branch = item.parent is not last_fed and last_fed is not root
+                is_branch = item.parent is not last_fed and last_fed is not self.root
                 if not self.scoring.may_feed or (is_branch and num_branches >= _MAX_BRANCHES):
-                    self.tally.add(self.reader.of_text(item.over), item.mass, Visit(item.mass))
+                    self._close(self.reader.of_text(item.over), item.mass)
                     continue
                 num_branches += is_branch
                 yield (feed := self._feed(item))
@@ -128,7 +76,13 @@ class BestFirst:
             elif item.parent is last_fed:
                 last_fed = child
             self._expand(child, item.mass, item.over)
-        return self.tally.decide()
+        target_id = self.scoring.choose(self.closed, self.root.log_normalizer)
+        return None if target_id is None else Proposal(target_id, min(1.0, self.closed[target_id] / self.root_mass))
+
+    def _close(self, target_id: int, mass: float) -> None:
+        if target_id != NO_TOKEN:
+            total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
+            self.best_score = max(self.best_score, self.scoring.score(target_id, total, self.root.log_normalizer))
 
     def _feed(self, item: OpenChild) -> Feed:
         """Return the request for the pass that computes the distribution after a continuation."""
@@ -151,20 +105,19 @@ class BestFirst:
             self._cross(node, probs, mass)
         elif over:
             ids = largest(probs, self.support)
-            self._read_children(node, ids, probs[ids], mass, over, b"", Visit(mass))
+            self._read_children(node, ids, probs[ids], mass, over, b"")
         else:
             self._aligned(node, probs, mass)
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children at a boundary that both tokenizers share, where the maps have the answer."""
-        visit, reader, maps = Visit(mass), self.reader, self.maps
-        self.tally.visits.append(visit)
+        reader, maps = self.reader, self.maps
         ids = likeliest(self.scoring, probs, reader, _SUPPORT)
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
         for first, child_mass in zip(reader[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
-            self.tally.add(first, child_mass, visit)
+            self._close(first, child_mass)
         for draft_id, child_mass in zip(ids[~are_closed].tolist(), masses[~are_closed].tolist(), strict=True):
-            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
+            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"")
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children of a token that ends within the committed text, if they agree with that text."""
@@ -176,19 +129,17 @@ class BestFirst:
         if not ids.size:
             return
         values = probs[ids]
-        total = float(values.sum()) * mass
-        if not self.tally.visits:
-            self.tally.root_mass = max(total, _LEAST_MASS)
+        if node is self.root:
+            self.root_mass = max(float(values.sum()), _LEAST_MASS)
         if ids.size > self.support:
             best = np.argpartition(values, -self.support)[-self.support :]
             ids, values = ids[best], values[best]
-        self._read_children(node, ids, values, mass, b"", pending, Visit(total))
+        self._read_children(node, ids, values, mass, b"", pending)
 
     def _read_children(
-        self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes, visit: Visit
+        self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes
     ) -> None:
         """Read children by decreasing mass until no other can win; with noise, all that have most of the mass."""
-        self.tally.visits.append(visit)
         order, last_text = np.argsort(-values, kind="stable"), self.row.last_target_text
         if self.scoring.is_noisy:
             relative = values[order] / max(values[order[0]], LOG_SCORE_FLOOR)
@@ -196,22 +147,19 @@ class BestFirst:
             order = order[: int(np.searchsorted(shares, _MASS_READ * shares[-1])) + 1]
         still_open: list[tuple[int, float, bytes]] = []
         for draft_id, child_mass in zip(ids[order].tolist(), (values[order] * mass).tolist(), strict=True):
-            if not self.scoring.is_noisy and child_mass <= self.tally.best_score:
+            if not self.scoring.is_noisy and child_mass <= self.best_score:
                 break
             reading = self.reader.read(draft_id, over, pending, last_text)
             if reading is None:  # in conflict with the committed text
-                self.tally.drop(child_mass, visit)
+                self.root_mass = max(self.root_mass - child_mass, _LEAST_MASS)
             elif isinstance(reading, int):
-                self.tally.add(reading, child_mass, visit)
-            elif reading.is_open:
-                still_open.append((draft_id, child_mass, reading.over))
+                self._close(reading, child_mass)
             else:
-                self.tally.add(self.reader.of_text(reading.over), child_mass, visit)
+                still_open.append((draft_id, child_mass, reading))
         for draft_id, child_mass, text in still_open:
-            self._push_open(node, draft_id, child_mass, text, visit)
+            self._push_open(node, draft_id, child_mass, text)
 
-    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
-        visit.opened += mass
-        reach = self.scoring.reach(over, mass, self.maps.target_sorted, self.tally.best_score)
-        if reach > self.tally.best_score:  # otherwise it cannot win
+    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
+        reach = self.scoring.reach(over, mass, self.maps.target_sorted, self.best_score)
+        if reach > self.best_score:  # otherwise it cannot win
             heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))

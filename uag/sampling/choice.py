@@ -62,17 +62,11 @@ class Coupled(NoiseTape, Choice):
     def choose(self, scores: torch.Tensor, places: Places, candidates: Candidates) -> torch.Tensor:  # noqa: ARG002
         probs = torch.softmax(scores, dim=-1)
         self.fit(min(places)[0], probs.shape[-1], probs.dtype)
-        ratios = probs.div_(self._gather(places))
+        ratios = probs.div_(torch.stack([self.at(step)[row] for step, row in places]))
         chosen = argmax(ratios)
         # argmax returns the index of a NaN, for which plain sampling raises
         is_valid = ~ratios.gather(-1, chosen[:, None])[:, 0].isnan()
         return torch.where(is_valid, chosen, -1)
-
-    def _gather(self, places: Places) -> torch.Tensor:
-        whole = self.at(places[0][0])
-        if list(places) == [(places[0][0], row) for row in range(whole.shape[0])]:
-            return whole
-        return torch.stack([self.at(step)[row] for step, row in places])
 
     def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32]:
         noise: npt.NDArray[np.float32] = self.at(step)[row].float().cpu().numpy()

@@ -23,7 +23,7 @@ from uag.vllm.drafter import RequestDrafter, ServingStats
 logger = logging.getLogger("vllm.uag")  # a child of vLLM's logger, whose handlers it uses
 
 _MAX_PAUSE = 1024  # steps without drafting, at most, after repeated errors
-_CONFIDENCE_WITHOUT_CLOCKS = 0.2  # `min_confidence` if ranks may not use their clocks
+_CONFIDENCE_WITHOUT_CLOCKS = 0.1  # `min_confidence` if ranks may not use their clocks
 
 
 @dataclass(frozen=True)

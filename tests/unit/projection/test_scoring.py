@@ -128,7 +128,6 @@ def test_impossible_ids_score_zero() -> None:
     assert scoring.choose({0: 0.9, 2: 0.9, 4: 0.9, 1: 0.1}, 0.0) == 1
     assert scoring.choose({0: 0.9, 2: 0.9, 4: 0.9}, 0.0) is None
     assert scoring.choose({}, 0.0) is None
-    assert not scoring.is_plain
 
 
 # few texts: prefixes and two ids of equal bytes are common

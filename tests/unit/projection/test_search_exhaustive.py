@@ -110,8 +110,6 @@ def check_step(toy: Toy, row: CrossRow, where: str) -> None:
     if proposal is None:
         assert not total or root.end < len(text), where
         return
-    if proposal.target_id not in total and root.end < len(text):
-        return  # no continuation kept the boundary: the pending text was covered first
     assert 0.0 < proposal.confidence <= 1.0
     # An open continuation is expected to give its best token half of its mass, so no single continuation of another
     # token has more than twice the whole mass of the one that was chosen.

@@ -6,6 +6,7 @@ only. So it reads no prompt, and starts each round from exact keys (`uag.kernels
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from uag.drafting.drafter import Ask, Counts, Drafter
@@ -97,7 +98,7 @@ class CopyDrafter(ModelDrafter):
         limits = [limit if place in slots else 0 for place, limit in enumerate(ask.limits)]
         if not self.model.look(cache, slots):
             return [[] for _ in rows]
-        return super().propose(ask.within(limits))
+        return super().propose(replace(ask, budgets=limits))
 
     def _fit_contexts(self) -> None:
         """Keep all tokens: they are in the target's cache."""

@@ -43,7 +43,7 @@ class SharedRow:
             drawn = draw(draft_probs, scoring.uniform)
             return Proposal(drawn, float(draft_probs[drawn]), draft_probs=draft_probs)
         size = min(probs.size, scoring.vocab_size)
-        if scoring.is_plain and not scoring.is_noisy:
+        if scoring.is_linear and not scoring.is_noisy:
             best: int | None = int(probs[:size].argmax())
         else:
             ids = shortlist(scoring, probs[:size])
