@@ -57,8 +57,10 @@ def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
     """Multiply by a transposed weight, as Falcon does, or matrix by matrix, as attention outside the registry does."""
     if x.dim() < 2 or other.dim() < 2 or x.shape[-1] != other.shape[-2]:
         return None
-    if other.dim() == 2:  # a weight, or a matrix of keys or values, which may be a part of a tensor
-        return kernel.linear(x, other.t().contiguous()) if other.stride(0) == 1 else kernel.conv1d(x, other.contiguous())
+    if other.dim() == 2 and other.stride(0) == 1:  # a weight; or keys, which may be a part of a tensor
+        return kernel.linear(x, other.t().contiguous())
+    if other.dim() == 2:
+        return kernel.conv1d(x, other.contiguous())
     batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
     pairs = zip(*(part.expand(*batch, -1, -1).flatten(0, -3) for part in (x, other)), strict=True)
     products = [_matmul(*pair) for pair in pairs]
