@@ -7,6 +7,8 @@ import torch
 from transformers import Cache, GenerationConfig
 from transformers.cache_utils import StaticLayer
 
+_LEAST_SCORE = -30.0  # of a token with a probability below 1e-13 of the first one's
+
 
 def differences(
     one: Any, other: Any, mask: torch.Tensor | None, tolerance: float, path: str = ""
@@ -27,6 +29,8 @@ def differences(
     if isinstance(one, torch.Tensor):
         if "hidden_states" in path and one.dim() == other.dim() == 4:  # Gemma 3n keeps several streams: [4, rows, ...]
             one, other = one.transpose(0, 1), other.transpose(0, 1)
+        if "scores" in path:  # SynthID lets an improbable token pass, or not, by the rounding of the others
+            one, other = (each.where(each.isinf(), each.clamp(min=_LEAST_SCORE)) for each in (one, other))
         detail = _tensors_differ(one, other, mask, tolerance)
         if detail:
             yield path, detail
