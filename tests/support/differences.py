@@ -27,10 +27,7 @@ def differences(
         return
     one, other = _as_data(one), _as_data(other)
     if isinstance(one, torch.Tensor):
-        if "hidden_states" in path and one.dim() == other.dim() == 4:  # Gemma 3n keeps several streams: [4, rows, ...]
-            one, other = one.transpose(0, 1), other.transpose(0, 1)
-        if "scores" in path:  # SynthID lets an improbable token pass, or not, by the rounding of the others
-            one, other = (each.where(each.isinf(), each.clamp(min=_LEAST_SCORE)) for each in (one, other))
+        one, other = (_comparable(each, path) for each in (one, other))
         detail = _tensors_differ(one, other, mask, tolerance)
         if detail:
             yield path, detail
@@ -42,6 +39,13 @@ def differences(
             yield from differences(*pair, mask, tolerance, f"{path}[{place}]")
     elif isinstance(one, (int, float, str, torch.dtype, dict, list, tuple)) and one != other:
         yield path, f"{other!r:.200}, plainly {one!r:.200}"
+
+
+def _comparable(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    if "hidden_states" in path and tensor.dim() == 4:  # Gemma 3n keeps several streams: [4, rows, ...]
+        return tensor.transpose(0, 1)
+    # SynthID lets an improbable token pass, or not, by the rounding of the others.
+    return tensor.where(tensor.isinf(), tensor.clamp(min=_LEAST_SCORE)) if "scores" in path else tensor
 
 
 def _as_data(value: Any) -> Any:
