@@ -7,7 +7,7 @@ import torch
 from transformers import Cache, GenerationConfig
 from transformers.cache_utils import StaticLayer
 
-_LEAST_SCORE = -30.0  # of a token with a probability below 1e-13 of the first one's
+_LEAST_SCORE = -15.0  # of a token whose probability, beside the first one, is lost in the rounding of float32
 
 
 def differences(
