@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from uag.adapters import Place, TokenizerAdapter

@@ -109,9 +109,7 @@ def test_the_streamed_text_is_the_text_of_the_tokens(capsys: pytest.CaptureFixtu
     assert len(completion.texts) == len(completion.sources) == len(completion.output_ids) > 0
 
 
-def test_draft_independent_bench_compares_with_uag_without_a_draft(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_draft_independent_bench_compares_with_uag_without_a_draft(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--draft-independent --dtype bfloat16 --num-prompts 2 --max-new-tokens 16 --trials 1 --arm uag --json"
     code, out, _ = run(capsys, "bench", *SMALL[1::2], *flags.split())
     records = json.loads(out)["records"]

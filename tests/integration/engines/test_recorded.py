@@ -86,8 +86,7 @@ def check(passes: Any, num_rows: int = 1, **options: Any) -> None:
 
 # With rows of different lengths, usual passes count slots, not positions, within a window.
 @pytest.mark.parametrize(
-    ("name", "num_rows"),
-    [("llama", 1), ("llama", 3), ("gpt2", 1), ("gpt2", 3), *((name, 1) for name in WITH_WINDOWS)],
+    ("name", "num_rows"), [("llama", 1), ("llama", 3), ("gpt2", 1), ("gpt2", 3), *((name, 1) for name in WITH_WINDOWS)]
 )
 def test_recorded_passes_have_the_distributions_of_usual_ones(name: str, num_rows: int) -> None:
     draft = tiny_model(name, 90, seed=2, **({"sliding_window": 8} if name in WITH_WINDOWS else {})).to(DEVICE)

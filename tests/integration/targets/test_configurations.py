@@ -95,8 +95,7 @@ def test_a_decoder_that_masks_no_window_over_a_cache_with_windows_falls_back_wit
 
 
 @pytest.mark.parametrize(
-    "class_name",
-    ["FalconForCausalLM", "GPTNeoXForCausalLM", "GPT2LMHeadModel", "WhisperForConditionalGeneration"],
+    "class_name", ["FalconForCausalLM", "GPTNeoXForCausalLM", "GPT2LMHeadModel", "WhisperForConditionalGeneration"]
 )
 def test_classes_that_mask_no_window_by_any_other_name_of_their_embeddings(class_name: str) -> None:
     kind, reason = examine(class_name, build(class_name, {"sliding_window": 4}), 3, False, 0.75)

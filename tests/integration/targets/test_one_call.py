@@ -20,10 +20,7 @@ pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not c
 
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3, without rotary layers": ("smollm3", {**_KV, "no_rope_layers": [1, 0, 1]}),
-    "Qwen2, with windows": (
-        "qwen2",
-        {**_KV, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-    ),
+    "Qwen2, with windows": ("qwen2", {**_KV, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     "Phi-3, with windows": ("phi3", {**_KV, "sliding_window": 8}),
     "StarCoder2, with windows": ("starcoder2", {**_KV, "sliding_window": 8}),
     "OLMo 3": ("olmo3", {**_KV, "sliding_window": 8}),

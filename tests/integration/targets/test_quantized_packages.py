@@ -48,13 +48,7 @@ def test_quantized_weights_are_drafted_for(name: str, num_rows: int, options: di
     assert not stats.is_draft_independent
 
 
-@covering(
-    "name, num_rows, options",
-    ("torchao-dynamic", "bitsandbytes-int8"),
-    (1, 3),
-    (GREEDY, SAMPLED),
-    strength=1,
-)
+@covering("name, num_rows, options", ("torchao-dynamic", "bitsandbytes-int8"), (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_quantized_inputs_are_decoded_plainly(name: str, num_rows: int, options: dict[str, Any]) -> None:
     stats = compare(loaded(name), left_padded(PROMPTS[:num_rows]) | options, demo_draft())
     assert "quantize their input" in stats.fallbacks[0]

@@ -54,8 +54,7 @@ def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int, spoi
 
 
 @pytest.mark.parametrize(
-    ("name", "num_rows", "options"),
-    [("mistral", 1, GREEDY), pytest.param("llama", 3, SAMPLED, marks=pytest.mark.slow)],
+    ("name", "num_rows", "options"), [("mistral", 1, GREEDY), pytest.param("llama", 3, SAMPLED, marks=pytest.mark.slow)]
 )
 def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Few graphs, which can be replayed as CUDA graphs: inputs keep their sizes, and the cache its addresses.

@@ -296,8 +296,7 @@ def test_arguments_are_read_wherever_their_values_are(dtype: torch.dtype) -> Non
     assert torch.equal(shared, own.attention(q, k[:, :1], v[:, :1], mask))
     one_for_all = mask[:, :, :, :1]
     assert torch.equal(
-        own.attention(q, k, v, one_for_all),
-        own.attention(q, k, v, one_for_all.expand(2, 4, 3, 9).contiguous()),
+        own.attention(q, k, v, one_for_all), own.attention(q, k, v, one_for_all.expand(2, 4, 3, 9).contiguous())
     )
     assert own.attention(q[:, :, :0], k, v).shape == (2, 0, 4, 24)
     assert not own.attention(q, k[:, :, :0], v[:, :, :0]).any()
