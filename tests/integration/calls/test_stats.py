@@ -69,13 +69,10 @@ def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     assert stats.draft_forward_s <= stats.draft_s
 
 
-def test_latencies() -> None:
+def test_plain_data_and_latencies() -> None:
     stats = Stats(total_s=9.0, first_token_s=1.0, rows=[RowStats(num_output_tokens=5), RowStats(num_output_tokens=3)])
     assert stats.inter_token_s == 2.0
     assert Stats(rows=[RowStats(num_output_tokens=1)]).inter_token_s == 0.0
-
-
-def test_plain_data() -> None:
     assistant = assistant_of()
     assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
     values = assistant.stats.to_dict()

@@ -275,17 +275,6 @@ def test_lora(is_wrapped_first: bool) -> None:
     assert lora.generate(**inputs, **GREEDY).tolist() == assisted
 
 
-def test_a_draft_by_its_name(tmp_path: Path) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
-    draft.save_pretrained(tmp_path)
-    draft_tokenizer.save_pretrained(tmp_path)
-    other = copy.deepcopy(target).to(torch.bfloat16)
-    assistant = uag.attach(other, tmp_path, tokenizer=tokenizer, num_candidate_tokens=3)
-    assert assistant.draft.dtype == torch.bfloat16
-    other.generate(**batch(tokenizer), **GREEDY)
-    assert assistant.stats.num_accepted_tokens
-
-
 def test_what_cannot_be_attached() -> None:
     target, tokenizer, draft, _ = pair()
     with pytest.raises(UnsupportedError, match=r"'Linear' is not a transformers model that generates. Pass the model"):

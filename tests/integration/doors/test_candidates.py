@@ -152,18 +152,6 @@ def test_candidates_stay_within_the_models_positions() -> None:
     assert generator.get_candidates(ids)[0].shape[1] == bound
 
 
-def test_equal_tokenizers_may_both_be_passed() -> None:
-    """transformers itself raises ValueError."""
-    target, tokenizer = tiny_target("llama")
-    draft = tiny_target("llama")[0]
-    inputs = prompt(tokenizer)
-    expected = target.generate(inputs, max_new_tokens=NEW, do_sample=False).tolist()
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": tokenizer}
-    with count_calls_of(draft) as calls:
-        assert plugged("llama").generate(inputs, max_new_tokens=NEW, do_sample=False, **options).tolist() == expected
-    assert calls
-
-
 @contextmanager
 def count_calls_of(model: Any) -> Iterator[list[int]]:
     calls: list[int] = []

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-import uag
 from tests.support.served import plain_text
 from tests.support.served import run_cli as run
 from tests.support.trained import demo, small
-from uag.bench import BenchOptions, complete, heldout_prompts, measure, spread
+from uag.bench import BenchOptions, heldout_prompts, measure, spread
 from uag.drafting.pairing import Pairing
 from uag.errors import OptionError
 from uag.loading import demo_folder
@@ -94,19 +93,6 @@ def test_sampling_bench_refuses_only_what_differs() -> None:
     assert all(records[name].refusal is None for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling with the same seed.
     assert (records["transformers"].refusal or "").startswith("differs from plain decoding at row 0")
-
-
-def test_the_streamed_text_is_the_text_of_the_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    pair = demo()
-    completion = complete(
-        pair,
-        uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer),
-        "# naïve 日本\n",
-        max_new_tokens=24,
-        streams=True,
-    )
-    assert capsys.readouterr().out == completion.text + "\n"
-    assert len(completion.texts) == len(completion.sources) == len(completion.output_ids) > 0
 
 
 def test_draft_independent_bench_compares_with_uag_without_a_draft(capsys: pytest.CaptureFixture[str]) -> None:

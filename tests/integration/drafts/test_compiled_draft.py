@@ -12,7 +12,7 @@ from tests.support.calls import compare, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
 from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.open_draft import open_passes
-from uag.errors import OptionError, UnsupportedError
+from uag.errors import UnsupportedError
 from uag.projection import Feed
 from uag.projection.tree import Node
 
@@ -121,11 +121,3 @@ def test_drafts_that_cannot_be_compiled_are_refused(name: str, reason: str) -> N
     draft, tokenizer = tiny_target(name)
     with pytest.raises(UnsupportedError, match=reason):
         uag.Assistant(draft, tokenizer, tokenizer, compile_draft=True)
-
-
-def test_wrong_options_are_refused() -> None:
-    draft, tokenizer = tiny_draft("llama")
-    with pytest.raises(OptionError, match="compile_draft='yes' must be True or False"):
-        uag.Assistant(draft, tokenizer, tokenizer, compile_draft="yes")
-    with pytest.raises(OptionError, match="requires a draft model"):
-        uag.Assistant(None, None, tokenizer, compile_draft=True)

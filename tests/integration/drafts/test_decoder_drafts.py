@@ -19,7 +19,6 @@ import uag
 from tests.support.calls import (
     GREEDY,
     PROMPTS,
-    ROWS,
     SAMPLED,
     TEXTS,
     assert_drafted,
@@ -80,15 +79,6 @@ def test_calls_equal_plain_decoding(name: str, num_rows: int, options: dict[str,
     assert_drafted(stats)
 
 
-@pytest.mark.parametrize("num_sequences", [2, 4])
-def test_several_sequences_equal_plain_decoding(num_sequences: int) -> None:
-    target, tokenizer, _, _ = pair("llama", eos=True)
-    assistant = assistant_of("llama", eos=True)
-    given = batch(tokenizer, 2) | SAMPLED | {"num_return_sequences": num_sequences}
-    assert_drafted(compare(target, given, assistant))
-    assert how(assistant) == "in one call, int8"
-
-
 def replace(model: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         owner, _, last = name.rpartition(".")
@@ -132,16 +122,6 @@ def test_changed_weights_are_seen_by_the_next_call(change: str) -> None:
     assert how(assistant) == "in one call, int8"
 
 
-def test_another_dtype_is_seen_by_the_next_call() -> None:
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    given, assistant = batch(tokenizer, 3) | GREEDY, of(draft, tokenizer)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float32):
-        draft.to(dtype)
-        assert acceptance(compare(target, given, assistant)) > NEAR
-        assert how(assistant) == "in one call, int8"
-
-
 def test_an_adapter_is_seen_by_the_next_call() -> None:
     """PyTorch runs a model with an adapter; once it is merged, its weights are others."""
     target, tokenizer = tiny_target("llama")
@@ -161,27 +141,75 @@ def test_an_adapter_is_seen_by_the_next_call() -> None:
     assert how(assistant) == "in one call, int8"
 
 
-def test_the_mode_is_seen_by_the_next_call() -> None:
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    given, assistant = batch(tokenizer, 1) | GREEDY, of(draft, tokenizer)
-    for is_training in (True, False, True, False):
-        draft.train(is_training)
-        assert acceptance(compare(target, given, assistant)) > NEAR
-        assert how(assistant) == ("in PyTorch: the draft is in training mode" if is_training else "in one call, int8")
+Change = Callable[[Any], Any]
+PYTORCH = "in PyTorch: the draft "
 
 
-def test_a_hook_is_seen_by_the_next_call() -> None:
+def with_hook(draft: Any) -> str:
+    draft.handle = draft.model.layers[0].mlp.register_forward_hook(lambda *arguments: 2.0 * arguments[-1])
+    return PYTORCH
+
+
+def in_dtype(dtype: torch.dtype) -> Change:
+    return lambda draft: draft.to(dtype) and "in one call, int8"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [in_dtype(torch.bfloat16), in_dtype(torch.float16), in_dtype(torch.float32)],
+        2
+        * [
+            lambda draft: draft.train() and f"{PYTORCH}is in training mode",
+            lambda draft: draft.eval() and "in one call",
+        ],
+        [with_hook, lambda draft: draft.handle.remove() or "in one call"],
+    ],
+    ids=["dtype", "mode", "hook"],
+)
+def test_what_changes_is_seen_by_the_next_call(changes: list[Change]) -> None:
     target, tokenizer = tiny_target("llama")
     draft = copy.deepcopy(target)
-    given, assistant = batch(tokenizer, 1) | GREEDY, of(draft, tokenizer)
-    compare(target, given, assistant)
-    handle = draft.model.layers[0].mlp.register_forward_hook(lambda *arguments: 2.0 * arguments[-1])
-    compare(target, given, assistant)
-    assert "hook" in how(assistant)
-    handle.remove()
-    compare(target, given, assistant)
-    assert how(assistant) == "in one call, int8"
+    given, assistant = batch(tokenizer, 3) | GREEDY, of(draft, tokenizer)
+    for change in [lambda _: "in one call, int8", *changes]:
+        expected = change(draft)
+        stats = compare(target, given, assistant)
+        assert how(assistant).startswith(expected)
+        assert acceptance(stats) > NEAR or change is with_hook
+
+
+def with_nan(place: str) -> Change:
+    def change(draft: Any) -> None:
+        with torch.no_grad():
+            draft.get_submodule(place).weight[3] = torch.nan
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        *((with_nan(place), {}) for place in ("model.norm", "lm_head", "model.layers.1.mlp.down_proj")),
+        (
+            lambda draft: setattr(draft.model.layers[1].self_attn, "scaling", None),
+            {},
+        ),  # left to PyTorch's own attention
+        (lambda _: None, {"own_kernels": False}),
+        (lambda _: None, {"library": None}),
+    ],
+)
+def test_what_the_kernels_cannot_run_is_left_to_pytorch(
+    change: Change, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, tokenizer = tiny_target("llama")
+    draft = copy.deepcopy(target)
+    change(draft)
+    if "library" in options:
+        monkeypatch.setattr(kernel, "LEVEL", "")
+        monkeypatch.setattr(kernel, "_library", options.pop("library"))
+    assistant = of(draft, tokenizer, **options)
+    compare(target, batch(tokenizer, 3) | GREEDY, assistant)
+    assert how(assistant).startswith(PYTORCH)
 
 
 def test_the_copy_is_freed_with_the_model() -> None:
@@ -195,15 +223,6 @@ def test_the_copy_is_freed_with_the_model() -> None:
     del draft, assistant, found
     gc.collect()
     assert [reference() for reference in freed] == [None, None]
-
-
-def test_assistants_share_one_copy() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("llama")
-    assistants = [uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4) for _ in range(2)]
-    for assistant in assistants:
-        assert_drafted(compare(target, batch(tokenizer, 3) | GREEDY, assistant))
-    first, second = (passes(assistant)._decoder for assistant in assistants)
-    assert first is second is decoder_of(draft, "int8")
 
 
 @pytest.mark.parametrize("is_one", [True, False], ids=["one assistant", "two assistants"])
@@ -247,23 +266,6 @@ def test_a_forked_process_drafts() -> None:
     results.close()
 
 
-@ROWS
-def test_own_kernels_off_use_pytorch(num_rows: int) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("llama")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, own_kernels=False)
-    assert_drafted(compare(target, batch(tokenizer, num_rows) | GREEDY, assistant))
-    assert how(assistant).startswith("in PyTorch: the draft ")
-
-
-def test_without_the_compiled_library_pytorch_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "LEVEL", "")
-    monkeypatch.setattr(kernel, "_library", None)
-    target, tokenizer, draft, draft_tokenizer = pair("llama")
-    assistant = uag.Assistant(copy.deepcopy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert_drafted(compare(copy.deepcopy(target), batch(tokenizer, 1) | GREEDY, assistant))
-    assert how(assistant).startswith("in PyTorch: the draft ")
-
-
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_nan_weights_of_some_ids_do_not_end_drafting(weights: str) -> None:
     target, tokenizer = tiny_target("llama")
@@ -276,17 +278,6 @@ def test_nan_weights_of_some_ids_do_not_end_drafting(weights: str) -> None:
     assert how(assistant) == f"in one call, {weights}"
     assert after.num_accepted_tokens == before.num_accepted_tokens > 0
     assert_drafted(compare(target, left_padded(PROMPTS) | GREEDY, assistant))  # one of these has this id
-
-
-@pytest.mark.parametrize("place", ["model.norm", "lm_head", "model.layers.1.mlp.down_proj"])
-def test_nan_weights_of_all_ids_are_left_to_pytorch(place: str) -> None:
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    with torch.no_grad():
-        draft.get_submodule(place).weight[3] = torch.nan
-    assistant = of(draft, tokenizer)
-    compare(target, batch(tokenizer, 3) | GREEDY, assistant)
-    assert how(assistant).startswith("in PyTorch: the draft ")
 
 
 def test_a_tokenizer_may_have_more_ids_than_the_draft() -> None:
@@ -357,13 +348,3 @@ def test_a_pass_without_memory_ends_drafting_with_a_sentence(monkeypatch: pytest
         stats = compare(target, given, assistant)
     assert any("no memory for a pass" in reason for reason in stats.fallbacks)
     assert_drafted(compare(target, given, assistant))
-
-
-def test_a_model_that_cannot_be_read_is_left_to_pytorch() -> None:
-    """Modules of others may be of any kind: this one leaves the scale to PyTorch's own attention."""
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    draft.model.layers[1].self_attn.scaling = None
-    assistant = of(draft, tokenizer)
-    compare(target, batch(tokenizer, 1) | GREEDY, assistant)
-    assert how(assistant).startswith("in PyTorch: the draft could not be copied (TypeError")

@@ -28,11 +28,8 @@ from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tiny_classes import tiny_config
 from tests.support.tokenizers import small_tokenizer
-from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting import Ask, ModelDrafter
+from uag.adapters import TokenizerAdapter
 from uag.kernels import kernel
-from uag.lookahead import Lookahead
-from uag.projection import Scoring, TokenizerPair
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -111,25 +108,6 @@ def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int)
     stats = compare(target, inputs | {"max_new_tokens": 60, "do_sample": False}, assistant)
     assert stats.num_candidate_tokens > 40 * num_rows  # it drafts to the very end: the window moves on
     assert stats.draft_passes == "in one call, int8" or not kernel.LEVEL
-
-
-def ask(num_rows: int, limit: int) -> Ask:
-    """Ask for `limit` candidates in each row, of the target tokenizer "llama"."""
-    scoring = Scoring(len(small_tokenizer("llama")))
-    return Ask([limit] * num_rows, limit, Lookahead(limit), lambda row, step: scoring)
-
-
-def test_a_pause_longer_than_the_drafts_context() -> None:
-    """After a pause in drafting, the draft's window contains the end of the text written meanwhile."""
-    target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
-    draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
-    drafter = ModelDrafter(draft, TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer)))
-    ids = target_tokenizer(TEXT * 3, add_special_tokens=False)["input_ids"]
-    drafter.start([ids[:5]])
-    drafter.propose(ask(1, 1))
-    drafter.accept(0, 0, ids[5:])
-    (found,) = drafter.propose(ask(1, 3))
-    assert 1 <= len(found) <= 3
 
 
 @pytest.mark.parametrize("head", [380, 600, 650])

@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, PrefixConstrainedLogitsProcessor
 
 import uag
-from tests.support.calls import GREEDY, MODES, PROMPTS, SAMPLED, assistant_of, ids_of, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    MODES,
+    PROMPTS,
+    SAMPLED,
+    Looks,
+    Watches,
+    assistant_of,
+    ids_of,
+    left_padded,
+    pair,
+    seeded,
+)
 from uag.hf.models import head_size
 
 WIDTH = len(PROMPTS[0])
@@ -172,28 +183,19 @@ def test_a_forced_token_that_another_processor_excludes_is_rejected(options: dic
     assert len(template.calls) - 2 * num_plain <= 6
 
 
-class Looks(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores
-
-
-class Never(StoppingCriteria):
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-
 @pytest.mark.parametrize(
-    "others",
-    [lambda: {"logits_processor": [Looks()]}, lambda: {"stopping_criteria": [Never()]}],
-    ids=["other", "never"],
+    ("others", "prompts"),
+    [
+        (lambda: {"logits_processor": [Looks()]}, PROMPTS[:1]),
+        (lambda: {"stopping_criteria": [Watches()]}, PROMPTS[:1]),
+        (dict, [PROMPTS[0], PROMPTS[0][::-1]]),
+    ],
+    ids=["processor", "criterion", "batch"],
 )
-def test_beside_other_code_of_the_caller_the_function_is_not_asked_ahead(others: Callable[[], dict[str, Any]]) -> None:
-    stats, _ = both(lambda: Template(steps(2, 10)), GREEDY, others=others)
-    assert "constraint" not in stats.candidates_by_source
-
-
-def test_rows_of_a_batch_are_decoded_as_before() -> None:
-    stats, _ = both(lambda: Template(steps(2, 10)), GREEDY, prompts=[PROMPTS[0], PROMPTS[0][::-1]])
+def test_beside_other_code_of_the_caller_or_another_row_the_function_is_not_asked_ahead(
+    others: Callable[[], dict[str, Any]], prompts: list[list[int]]
+) -> None:
+    stats, _ = both(lambda: Template(steps(2, 10)), GREEDY, others=others, prompts=prompts)
     assert "constraint" not in stats.candidates_by_source
 
 

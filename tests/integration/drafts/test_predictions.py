@@ -91,26 +91,6 @@ def test_a_prediction_that_is_wrong_throughout_is_hardly_tried(prediction: str) 
     assert stats.num_target_forwards <= TOKENS
 
 
-def test_sources_of_every_token_are_named() -> None:
-    inputs, expected, text = written(demo)
-    half = len(text) // 2
-    assistant = uag.Assistant(demo().draft, demo().draft_tokenizer, demo().target_tokenizer, num_candidate_tokens=4)
-    for _ in range(2):
-        ids = assistant.generate(
-            demo().target, **inputs, max_new_tokens=FEW, do_sample=False, prediction=text[:half] + " pass\n"
-        )
-        assert ids.tolist() == expected.tolist()
-        stats = assistant.stats
-        (sources,) = stats.sources
-        assert len(sources) == FEW
-        for name, number in stats.accepted_by_source.items():
-            assert sources.count(name) == number <= stats.candidates_by_source[name]
-        assert sum(stats.accepted_by_source.values()) == stats.num_accepted_tokens
-        assert sum(stats.candidates_by_source.values()) == stats.num_candidate_tokens
-        assert "from prediction" in stats.summary()
-        assert {"target", "prediction"} < set(sources) <= {"target", "prediction", "prompt", "draft model"}
-
-
 # ---------------------------------------------------------------------- equality on models of random weights
 
 

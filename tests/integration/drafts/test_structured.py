@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, LogitsProcessor
-from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 import uag
 from tests.conftest import ROOT
@@ -191,13 +190,6 @@ def test_other_code_of_the_caller_and_a_streamer_beside_it(schemas: JsonSchemas)
     assert stats.accepted_by_source["constraint"] > 10
 
 
-def test_forced_tokens_that_another_processor_excludes_are_rejected(schemas: JsonSchemas) -> None:
-    schema = {"type": "array", "items": {"const": "ab"}, "minItems": 4}
-    others = {"logits_processor": [NoRepeatNGramLogitsProcessor(2)]}
-    stats, _ = both(partial(schemas.processor, schema), lookup(), GREEDY | {"max_new_tokens": 8}, others=others.copy)
-    assert stats.candidates_by_source["constraint"] > stats.accepted_by_source.get("constraint", 0)
-
-
 class Single(LogitsProcessor):
     """A user's processor for one row."""
 
@@ -232,11 +224,6 @@ def test_fast_forward_tokens_need_no_tokenizer() -> None:
     finally:
         model.name_or_path = name
     assert stats.accepted_by_source["constraint"] > 5
-
-
-def test_without_a_source_of_candidates_a_call_stays_plain(schemas: JsonSchemas) -> None:
-    stats, _ = both(partial(schemas.processor, SCHEMA), uag.Assistant(None), GREEDY)
-    assert stats.num_candidate_tokens == 0
 
 
 def test_any_object_and_schemas_that_cannot_be_used(schemas: JsonSchemas) -> None:

@@ -128,16 +128,6 @@ def test_call_with_a_recorded_draft_equals_plain_decoding(num_rows: int, options
         assert (" s of it recording)" in str(stats)) == is_first
 
 
-def test_recorded_draft_is_moved() -> None:
-    draft = llama().cpu()
-    passes = opened(draft, "model")
-    for device in ("cpu", DEVICE, "cpu", DEVICE):
-        draft.to(device)
-        torch.testing.assert_close(distributions(passes), usual(draft))
-        assert bool(passes._static.kind) == (device != "cpu")
-    assert passes.counts.fall_backs == []
-
-
 @ROWS
 def test_recorded_passes_while_the_cache_grows(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "_SMALLEST", 16)

@@ -86,16 +86,6 @@ def test_every_draft_length(target: Any, length: int | None) -> None:
     compare(target, given, oracle(target, None, expected, given["input_ids"].shape[1], length=length), seed=1)
 
 
-@pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-def test_a_draft_with_another_tokenizer(target: Any, door: str) -> None:
-    _, tokenizer = tiny_target("llama", eos_id=EOS_IDS)
-    draft, draft_tokenizer = tiny_draft("llama")
-    assistant = Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    for seed, prompts in enumerate((PROMPTS[:1], PROMPTS)):
-        given = left_padded(prompts) | SAMPLED | {"temperature": 0.8}
-        assert compare(target, given, assistant, seed=seed, door=door).num_candidate_tokens > 0
-
-
 @pytest.mark.parametrize("temperature", [1e-5, 50.0])
 @pytest.mark.parametrize("sampling", [None, "rejection"])
 def test_errors_of_numpy_that_the_caller_asks_for_are_not_raised_by_drafting(

@@ -14,7 +14,6 @@ from tests.support.calls import (
     GREEDY,
     NEW,
     PROMPTS,
-    SAMPLED,
     OracleDrafter,
     Puts,
     assistant_of,
@@ -64,18 +63,6 @@ def test_a_cache_of_the_caller_is_continued(name: str, num_rows: int, kind: type
     expected = turns(*[target.generate] * 3)
     assert turns(assisted(expected[0]), assisted(expected[1]), target.generate) == expected
     assert uag.last_stats(target).num_accepted_tokens > 0
-
-
-@covering(
-    "name, num_rows, options",
-    ("llama", "mistral", "gemma2", "gpt2", "t5", "bart"),
-    (1, 3),
-    (GREEDY, SAMPLED),
-    strength=1,
-)
-def test_a_returned_cache_is_plain_decodings(name: str, num_rows: int, options: dict[str, Any]) -> None:
-    given = left_padded(PROMPTS[:num_rows]) | options | {"return_dict_in_generate": True}
-    assert compare(tiny_target(name)[0], given).num_accepted_tokens > 0
 
 
 class Keeps(StoppingCriteria):

@@ -44,15 +44,6 @@ def test_added_tokens_that_strip_lose_no_bytes() -> None:
     assert tokenizer.get_vocab()["<tag>"] in adapter.encode_continuation(b"a  <tag>  b")
 
 
-def test_normalization_is_skipped_so_that_bytes_come_back() -> None:
-    tokenizer = small_tokenizer("byte_level_llama3")
-    adapter = from_tokenizer(tokenizer)
-    apart = "e\u0301 \u212b"
-    assert tokenizer.decode(tokenizer.encode(apart, add_special_tokens=False)) != apart
-    assert holds(adapter, apart.encode())
-    assert adapter.encode_continuation("é Å".encode()) == tokenizer.encode("é Å", add_special_tokens=False)
-
-
 def test_a_normalizer_that_rewrites_text_is_a_loss() -> None:
     adapter = from_tokenizer(byte_level(normalizer=normalizers.Replace("``", '"')))
     assert adapter.loss == "normalizes text (Replace)"

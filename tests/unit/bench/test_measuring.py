@@ -137,11 +137,6 @@ def test_a_baseline_may_differ_and_the_table_says_how_often(pair: Pair, measured
     assert "plain-bfloat16: 2 of 2 outputs differ from plain decoding's, since it is bfloat16" in table
 
 
-def test_batches_cover_all_prompts(pair: Pair, measured: Measured) -> None:
-    records = measured(plain_arm(pair), prompts=("x", "xx", "xxx"), arm_names=("plain",), batch_size=2, num_trials=1)
-    assert [record.prompt_ids for record in records] == [("0", "1"), ("2",)]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
