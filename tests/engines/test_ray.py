@@ -44,7 +44,6 @@ def rows(num: int = NUM_ROWS) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    """Plain greedy decoding of each row alone."""
     pair = load_pair(PAIR["target"], PAIR["draft"], dtype="float32", device="cpu")
     found = {}
     for row in rows():
@@ -73,7 +72,6 @@ def generate(folder: Path, generator: type[uag.ray.BatchGenerator]) -> None:
 
 
 def check(folder: Path, expected: dict[str, list[int]]) -> None:
-    """Every row exactly once, and equal to plain greedy decoding."""
     written = read_parquet(str(folder / "generated")).take_all()
     assert sorted(row["id"] for row in written) == sorted(expected)
     for row in written:

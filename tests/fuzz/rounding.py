@@ -37,17 +37,7 @@ def is_rounding(
     seed: int = 0,
     processor: Any = None,
 ) -> bool:
-    """Whether a difference is a decoder-only target's own rounding, found by computing its position again.
-
-    Args:
-        model: the target.
-        inputs: the prompts, from `uag.loading.encode`.
-        plain_ids: plain decoding's output, [batch, num_steps].
-        difference: between plain decoding's output and the arm's.
-        temperature: of the sampling; 0 for greedy.
-        seed: what `torch.manual_seed` was called with before the sampling.
-        processor: of the call, before the temperature.
-    """
+    """Whether a difference is a decoder-only target's own rounding, found by computing its position again."""
     plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
     if plain_id is None or arm_id is None:
         return False

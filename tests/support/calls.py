@@ -47,7 +47,6 @@ def _pair(name: str, eos: bool) -> tuple[Any, Any, Any, Any]:
 
 
 def assistant_of(name: str = "llama", eos: bool = False, length: int | None = 4) -> uag.Assistant:
-    """Return an assistant for the target of `pair`."""
     _, tokenizer, draft, draft_tokenizer = pair(name, eos)
     return uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=length)
 
@@ -59,7 +58,6 @@ def draft_options(name: str = "llama", eos: bool = False) -> dict[str, Any]:
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:
-    """Left-pad rows of different lengths to a batch."""
     width = max(len(row) for row in rows)
     return {
         "input_ids": torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows]),
@@ -68,19 +66,15 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, tor
 
 
 def batch(tokenizer: Any, num_rows: int = 1) -> dict[str, Any]:
-    """Encode the first texts of `TEXTS`."""
     return left_padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:num_rows]])
 
 
 def seeded(seed: int, generate: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run one call after `torch.manual_seed(seed)`."""
     torch.manual_seed(seed)
     return generate(*arguments, **options)
 
 
 class EndsAt(StoppingCriteria):
-    """Ends all rows at a length."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 
@@ -187,7 +181,6 @@ def compare(
 
 
 def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., Any]:
-    """Return a function that runs a call through an entry point."""
     if door == "generate":
         return partial(assistant.generate, target)
     if door == "custom_generate":
@@ -206,7 +199,6 @@ def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., A
 
 
 def assert_drafted(stats: uag.Stats) -> None:
-    """Assert that some candidates were accepted, and some rejected."""
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
 
 
@@ -241,8 +233,6 @@ def failing_after(num_calls: int, function: Callable[..., Any], error: Exception
 
 
 class Puts(BaseStreamer):
-    """Records every call, raises at the `fail_at`-th put."""
-
     def __init__(self, fail_at: int = -1) -> None:
         self.puts: list[tuple[list[Any], torch.dtype, str]] = []
         self.num_ends = 0
@@ -272,7 +262,6 @@ class Looks(LogitsProcessor):
 
 
 def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the draft's forward passes in it, by replacing its forward."""
     count = 0
 
     forward = module.forward

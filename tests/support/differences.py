@@ -41,7 +41,6 @@ def differences(
 
 
 def _as_data(value: Any) -> Any:
-    """Return the data of an object that is compared."""
     if isinstance(value, Cache):
         return _contents(value)
     if isinstance(value, GenerationConfig):

@@ -36,7 +36,6 @@ SPECIALS = ["<unk>", "<s>", "</s>"]
 
 
 def wrap(backend: Tokenizer, **roles: str) -> Any:
-    """Wrap a Rust tokenizer as a Hugging Face tokenizer."""
     return PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
 
 
@@ -160,7 +159,6 @@ def wordpiece() -> Any:
 
 
 def byt5() -> Any:
-    """Plain bytes."""
     return ByT5Tokenizer()
 
 
@@ -212,7 +210,6 @@ class CharacterTokenizer(PreTrainedTokenizer):
 
 
 def slow_python() -> Any:
-    """Return a slow Python tokenizer of an unknown kind."""
     return CharacterTokenizer(unk_token="<unk>", eos_token="</s>")
 
 
@@ -284,5 +281,4 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @cache
 def small_tokenizer(name: str) -> Any:
-    """Build one of `BUILDERS` once per process. Do not modify the result."""
     return BUILDERS[name][0]()

@@ -47,7 +47,6 @@ def trained(name: str) -> tuple[Any, Any]:
 
 @cache
 def demo() -> Pair:
-    """Return the bundled demo pair in float32."""
     return load_pair(dtype="float32", device="cpu")
 
 
@@ -74,5 +73,4 @@ def prompt(name: str, length: int, start: int = 0) -> list[int]:
 
 
 def prompts(name: str, lengths: list[int]) -> dict[str, torch.Tensor]:
-    """Return a left-padded batch of prompts."""
     return left_padded([prompt(name, length, 37 * row) for row, length in enumerate(lengths)])

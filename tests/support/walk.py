@@ -152,7 +152,6 @@ def independence_of(class_name: str, model: Any, dtypes: Sequence[torch.dtype]) 
 
 
 def options_for(class_name: str, num_rows: int, do_sample: bool, num_new: int = NEW) -> dict[str, Any]:
-    """Return the arguments of a class's call: inputs for a number of rows, and options."""
     # The decoder of an audio or vision model can read text on its own.
     inputs = inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
     options = {"max_new_tokens": num_new, "do_sample": do_sample, "top_k": 0, "num_beams": 1}
@@ -165,7 +164,6 @@ def copied(model: Any) -> Any:
 
 
 def as_draft(class_name: str, model: Any) -> str:
-    """Draft greedily with a model for itself; return "drafts", why it does not, or what went wrong."""
     given = options_for(class_name, 3, False)
     model = copied(model)
     try:

@@ -77,7 +77,6 @@ class World:
         return lengths, num_output / seconds
 
     def rate(self, num_candidates: int) -> float:
-        """Return the expected output tokens per second with a fixed number of candidates."""
         expected = sum(self.acceptance**size for size in range(num_candidates + 1))
         return expected / (num_candidates * self.draft_s + self.target_s(num_candidates + 1))
 

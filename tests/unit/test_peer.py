@@ -78,7 +78,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the script on the checkout."""
     command = [str(RUN), str(folder), str(folder / "records"), *options]
     settings = os.environ | {"PYTHON": sys.executable}
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)

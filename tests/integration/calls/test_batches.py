@@ -59,7 +59,6 @@ def lengths_of(name: str, num_rows: int, rng: random.Random, seed: int) -> list[
 
 
 def run(generate: Any, seed: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run one call and return its ids and the generator's final state."""
     torch.manual_seed(seed)
     return generate(**options), torch.get_rng_state()
 
@@ -97,7 +96,6 @@ def check(
     pair: tuple[str, str], num_rows: int, mode: str, kinds: tuple[str | int, ...], ends: str, seed: int, new: int = 24,
     **options: Any,
 ) -> list[uag.Stats]:  # fmt: skip
-    """Compare one batch with plain decoding for several sources of candidates, and return their statistics."""
     target, tokenizer = trained(pair[0])
     rng = random.Random(seed)
     inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng, seed))
@@ -122,12 +120,10 @@ def check(
 
 
 def ended_early(stats: list[uag.Stats], new: int = 32) -> bool:
-    """Return whether any row ended before `new` tokens."""
     return any(len(row) < new for row in stats[-1].sources)
 
 
 def assert_rows_alone(target: Any, expected: torch.Tensor, inputs: dict[str, torch.Tensor], options: Any) -> None:
-    """Assert that each row of the batch equals plain decoding of that row alone."""
     width = inputs["input_ids"].shape[1]
     for row in range(0, expected.shape[0], 3):
         ids = inputs["input_ids"][row][inputs["attention_mask"][row].bool()][None]

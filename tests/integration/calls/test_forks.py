@@ -23,8 +23,6 @@ Doors = dict[str, Callable[[Any], Callable[..., Any]]]
 
 
 class Waits(LogitsProcessor):
-    """Waits once, in a step after some rounds."""
-
     def __init__(self, wait: Callable[[], None]) -> None:
         self.waits = [wait]
 

@@ -41,15 +41,12 @@ def overflowing(name: str, value: float) -> Any:
 
 
 class OverflowingDrafter(SharedDrafter):
-    """Proposes the target's own output, and `BAD` at every fifth place."""
-
     def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int) -> None:
         super().__init__(outputs, vocab_size, 1.0)
         self.outputs = [[BAD if i % 5 == 4 else each for i, each in enumerate(row)] for row in outputs]
 
 
 def check(model: Any, num_rows: int, options: dict[str, Any]) -> None:
-    """Compare a call with plain decoding."""
     inputs: dict[str, Any] = left_padded(PROMPTS[:num_rows]) | {"num_beams": 1}
     width = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     known = ids_of(seeded(3, model.generate, **inputs, **options))[:, width:].tolist()

@@ -52,7 +52,6 @@ def target() -> Any:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.uint8])
 def test_inputs_that_are_no_ids(target: Any, assistant: uag.Assistant, kind: torch.dtype) -> None:
-    """Plain decoding raises an error of the embedding."""
     message = f"input_ids are {kind}. Pass ids as torch.int64"
     with pytest.raises(OptionError, match=message):
         assistant.generate(target, INPUTS.to(kind), max_new_tokens=4)
@@ -102,7 +101,6 @@ def test_caches_of_the_user_that_cannot_be_rewound(target: Any, door: str) -> No
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0), (0, 4)])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_an_empty_prompt(target: Any, assistant: uag.Assistant, shape: tuple[int, int], by_name: bool) -> None:
-    """Plain `generate` raises too, with some torch error."""
     empty = torch.zeros(shape, dtype=torch.long)
     inputs: dict[str, Any] = {"input_ids" if by_name else "inputs": empty}
     with pytest.raises((IndexError, RuntimeError)):

@@ -71,7 +71,6 @@ class Request:
 
 @cache
 def requests(num: int) -> list[Request]:
-    """Return random calls of all kinds, with plain decoding's results."""
     target, tokenizer, *_ = pair(eos=True)
     rng, found = random.Random(7), []
     for seed in range(num):
@@ -83,7 +82,6 @@ def requests(num: int) -> list[Request]:
 
 
 def one_request(request: Request, assistant: uag.Assistant, rng: random.Random) -> None:
-    """Run one call, through one of the doors; one in six fails on purpose."""
     generator, target = assistant.options.generator, pair(eos=True)[0]
     assert generator is not None
     if rng.random() < 1 / 6:
@@ -99,7 +97,6 @@ def one_request(request: Request, assistant: uag.Assistant, rng: random.Random) 
 
 
 def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) -> None:
-    """Run a call in which the caller's code raises."""
     length = given["input_ids"].shape[1] + rng.randint(0, 6)
     place = rng.choice(("logits_processor", "stopping_criteria", "streamer"))
     given[place] = Puts(rng.randint(0, 5)) if place == "streamer" else [raises_at(length, OwnError, place)]

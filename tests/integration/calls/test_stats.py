@@ -33,7 +33,6 @@ from uag.stats import RowStats, Stats
 
 
 def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: list[int], pad_id: int = 0) -> None:
-    """The rows add up, and agree with the output."""
     assert len(stats.rows) == stats.batch_size == ids.shape[0]
     for name in ("num_candidate_tokens", "num_accepted_tokens", "num_output_tokens"):
         assert getattr(stats, name) == sum(getattr(row, name) for row in stats.rows), name
@@ -137,7 +136,6 @@ def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> N
 
 
 def after_three(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-    """End the first row after three tokens."""
     return torch.tensor([row == 0 and input_ids.shape[1] >= 7 + 3 for row in range(input_ids.shape[0])])
 
 

@@ -41,20 +41,17 @@ pytestmark = pytest.mark.usefixtures("detached")
 
 @pytest.fixture
 def target() -> Any:
-    """The target of `pair`, attached to its draft."""
     installing._logged.clear()
     attach(pair()[0], num_candidate_tokens=4)
     return pair()[0]
 
 
 def attach(model: Any, **options: Any) -> uag.Assistant:
-    """Attach a model to the draft of `pair`."""
     _, tokenizer, draft, draft_tokenizer = pair()
     return uag.attach(model, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, **options)
 
 
 def plainly(model: Any, **options: Any) -> Any:
-    """Generate without uag."""
     generate = getattr(GenerationMixin.generate, "__uag_original__", GenerationMixin.generate)
     return seeded(3, generate, model, **options)
 

@@ -188,7 +188,6 @@ def test_the_drafter_is_released_with_the_generator() -> None:
 
 
 def same_draft_options(tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments for a draft all of whose candidates are accepted."""
     return {"assistant_model": tiny_target("llama")[0], "tokenizer": tokenizer, "assistant_tokenizer": tokenizer}
 
 

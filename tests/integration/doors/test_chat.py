@@ -17,8 +17,6 @@ if sys.platform == "win32":
 
 
 class Terminal:
-    """A process on a terminal of its own."""
-
     def __init__(self, arguments: list[str]) -> None:
         import pty
 
@@ -34,7 +32,6 @@ class Terminal:
         os.write(self.end, text.encode())
 
     def read_until(self, end: str) -> str:
-        """Read until the output ends with `end`, and return it with line feeds only."""
         read = ""
         while not read.endswith(end):
             assert select.select([self.end], [], [], 120)[0], f"silent after {read!r}"

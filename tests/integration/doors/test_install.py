@@ -76,7 +76,6 @@ def test_num_assistant_tokens_with_another_schedule_is_left_to_the_lookahead(ins
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the drafts that were loaded so far."""
     names: list[str] = []
 
     def load(name: str, **options: Any) -> Any:

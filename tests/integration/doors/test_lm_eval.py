@@ -35,7 +35,6 @@ metric_list:
 
 
 def evaluate(folder: Path, model: str, model_args: str) -> list[Any]:
-    """Run the example's command line and return the answers."""
     arguments = ["run", "--model", model, "--model_args", model_args, "--tasks", "continue_code", "--device", "cpu"]
     paths = ["--include_path", str(folder), "--output_path", str(folder / model), "--log_samples"]
     script = str(ROOT / "examples" / "lm_eval_harness.py")

@@ -36,7 +36,6 @@ TITLES = [
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo target with 4 of its 36 layers and a chat template."""
     return chat_target(tmp_path_factory.mktemp("recipes") / "target", num_hidden_layers=4)
 
 

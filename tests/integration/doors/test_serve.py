@@ -36,8 +36,6 @@ POSITIONS = 128
 
 
 class Running:
-    """A running server, a client, and the target for plain decoding."""
-
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
         self.log = log

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("few_compilations")
 
 
 def check_pair(num_rows: int, num_calls: int = 2, num_layers: int = 1) -> uag.Assistant:
-    """Compare the output with plain decoding, and the proposals with those of the same draft uncompiled."""
     target, tokenizer = tiny_target("llama", num_hidden_layers=num_layers)
     draft, draft_tokenizer = twin(target, tokenizer)
     compiled, usual = (

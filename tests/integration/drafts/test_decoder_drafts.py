@@ -46,13 +46,11 @@ NAMES = ["llama", "gemma2", "gpt2", "phi", "qwen3"]
 
 
 def passes(assistant: uag.Assistant) -> Any:
-    """Return the draft passes of an assistant."""
     drafter: Any = assistant._sessions[0].drafter
     return drafter.model
 
 
 def how(assistant: uag.Assistant) -> str:
-    """Return how the last call's draft passes ran."""
     return str(passes(assistant).counts.passes)
 
 
@@ -302,8 +300,6 @@ def test_long_prompts_are_read_in_parts(num_rows: int) -> None:
 
 
 class AsModel:
-    """A decoder's logits of a whole text, as a model returns them."""
-
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.config = SimpleNamespace(vocab_size=decoder.vocab_size)

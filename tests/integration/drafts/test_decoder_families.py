@@ -151,8 +151,6 @@ class Halved(transformers.models.llama.modeling_llama.LlamaMLP):
 
 
 class Twice(transformers.LlamaForCausalLM):
-    """A model that changes its logits."""
-
     def forward(self, *arguments: Any, **options: Any) -> Any:
         output = super().forward(*arguments, **options)
         output.logits = 2 * output.logits

@@ -35,7 +35,6 @@ def replace_clocks(monkeypatch: pytest.MonkeyPatch, target_s: float, draft_s: fl
 
 
 def demo_calls(num: int) -> uag.Stats:
-    """Run calls of the demo pair, and return the statistics of the last."""
     models = demo()
     inputs = models.target_tokenizer("def fibonacci(n):", return_tensors="pt")
     assistant = uag.Assistant(models.draft, models.draft_tokenizer, models.target_tokenizer, prompt_lookup=False)

@@ -30,12 +30,7 @@ EVERYTHING = list(range(5, 600))
 
 
 class Template:
-    """Forces tokens at some output steps, and keeps a record of its calls.
-
-    Args:
-        forced: the single allowed token of these output steps.
-        then: called with the number of the call and its ids; may return what is allowed, or raise.
-    """
+    """Forces tokens at some output steps, and keeps a record of its calls."""
 
     def __init__(self, forced: dict[int, int], then: Callable[[int, list[int]], Any] = lambda *_: None) -> None:
         self.forced, self.then = forced, then

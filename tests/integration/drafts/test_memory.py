@@ -21,7 +21,6 @@ HOT = {**SAMPLED, "temperature": 1.7, "top_k": 9}
 
 
 def check(assistant: uag.Assistant, inputs: dict[str, Any], seed: int = 3, name: str = "llama", **options: Any) -> int:
-    """Assert that a call equals plain decoding, also in the generator's final state; return the accepted tokens."""
     target = tiny_target(name)[0] if name == "t5" else pair(name, options.pop("eos", False))[0]
     return compare(target, inputs | options, assistant, seed=seed).accepted_by_source.get("memory", 0)
 

@@ -93,8 +93,6 @@ def test_drafter_without_free_candidates_is_not_asked_while_drafting_pauses(memo
 
 
 class Garbage(Careless):
-    """Returns the value it was created with."""
-
     strategy = "garbage"
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -183,8 +181,6 @@ def test_a_custom_drafter_is_used_without_prompt_lookup() -> None:
 
 
 class Draws(Careless):
-    """Draws random numbers in every method."""
-
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
         super().start(prompts)
         torch.rand(3)
@@ -304,8 +300,6 @@ METHODS = ("start", "propose", "accept", "finish", "release")
 
 
 class FirstRow(Repeats):
-    """Takes every row for the first one."""
-
     def after(self, row: int) -> list[int]:
         return super().after(0)
 

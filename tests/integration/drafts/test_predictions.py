@@ -37,7 +37,6 @@ FEW = 32
 
 @cache
 def written(load: Callable[[], Pair] = small) -> tuple[dict[str, Any], torch.Tensor, str]:
-    """Return a prompt of a pair, its target's greedy output, and the output's text."""
     inputs = encode(load(), [spread(heldout_prompts(), 3)[load is demo].text])
     ids = load().target.generate(**inputs, max_new_tokens=FEW if load is demo else TOKENS, do_sample=False)
     new = ids[0, inputs["input_ids"].shape[1] :]
@@ -54,7 +53,6 @@ def generate(prediction: Any, **options: Any) -> uag.Stats:
 
 
 def edited(text: str, edit: str) -> str:
-    """Return a text that becomes the target's by an edit."""
     lines = text.splitlines(keepends=True)
     middle = len(lines) // 2
     if edit == "word replaced":
@@ -95,7 +93,6 @@ def test_a_prediction_that_is_wrong_throughout_is_hardly_tried(prediction: str) 
 
 
 def spoiled(ids: list[int], every: int = 6) -> list[int]:
-    """Return ids with some replaced, removed and inserted."""
     out = []
     for place, token_id in enumerate(ids):
         if place % every == 3:

@@ -101,7 +101,6 @@ def check_joined_bytes(adapter: TokenizerAdapter) -> None:
 
 
 def check_byte_level(tokenizer: Any, adapter: TokenizerAdapter) -> None:
-    """The ids are the tokenizer's own."""
     names = set(adapter.controls.content.values())
     for text in [*TEXTS, *drawn_texts(1, 60)]:
         if adapter.is_exact and not any(name in text for name in names):
@@ -109,7 +108,6 @@ def check_byte_level(tokenizer: Any, adapter: TokenizerAdapter) -> None:
 
 
 def check_sentencepiece(tokenizer: Any, adapter: TokenizerAdapter) -> None:
-    """The ids are the tokenizer's own."""
     names = {"▁", *adapter.controls.content.values()}
     for text in [*TEXTS, *drawn_texts(3, 60)]:
         if any(name in text for name in names):

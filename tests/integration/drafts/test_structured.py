@@ -41,7 +41,6 @@ SCHEMA = closed(
 
 
 def check(text: str) -> None:
-    """Check that a text is JSON of `SCHEMA`."""
     answer = json.loads(text)
     assert re.fullmatch("[a-z_]{1,8}", answer.pop("file_name"))
     assert answer.pop("encoding") in ("utf-8", "latin-1")
@@ -54,7 +53,6 @@ def check(text: str) -> None:
 
 @cache
 def demo() -> tuple[Any, Any]:
-    """The demo target with its first layers only, and its tokenizer."""
     folder = demo_folder("target")
     return AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=2), load_tokenizer(folder)
 
@@ -123,7 +121,6 @@ def both(
 
 
 def standing(matcher: Any) -> Any:
-    """Return where a matcher stands."""
     if hasattr(matcher, "compute_ff_bytes"):
         return matcher.is_stopped(), matcher.get_error(), matcher.compute_ff_bytes(), matcher.compute_bitmask()
     ended = matcher.is_terminated()

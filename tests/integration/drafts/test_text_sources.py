@@ -29,7 +29,6 @@ def example() -> dict[str, Any]:
 
 @cache
 def written(num_rows: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor, tuple[str, ...]]:
-    """Return prompts, the target's output for them, and the whole texts."""
     inputs = encode(small(), [prompt.text for prompt in spread(heldout_prompts(), 3)[:num_rows]])
     ids = small().target.generate(**inputs, **LONG)
     return inputs, ids, tuple(small().target_tokenizer.batch_decode(ids, skip_special_tokens=True))

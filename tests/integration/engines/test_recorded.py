@@ -45,7 +45,6 @@ def llama() -> Any:
 
 
 def opened(draft: Any, weights: str = "int8") -> Any:
-    """Return the draft's passes, whose private parts the tests look at."""
     check_draft(draft)
     return open_passes(draft, weights=weights)
 
@@ -73,12 +72,10 @@ def distributions(passes: Any, num_rows: int = 1, num_rounds: int = 8, first: in
 
 
 def usual(draft: Any, num_rows: int = 1, **options: Any) -> torch.Tensor:
-    """Return the distributions of a draft with a growing cache, whose passes are not recorded."""
     return distributions(TorchPasses(draft), num_rows, **options)
 
 
 def check(passes: Any, num_rows: int = 1, **options: Any) -> None:
-    """Compare distributions with those of the usual passes; they must have been recorded."""
     torch.testing.assert_close(distributions(passes, num_rows, **options), usual(passes.model, num_rows, **options))
     assert passes.counts.fall_backs == []
     assert not passes._static.is_new
@@ -96,7 +93,6 @@ def test_recorded_passes_have_the_distributions_of_usual_ones(name: str, num_row
 
 
 def assistants(target_name: str = "llama") -> tuple[Any, uag.Assistant, uag.Assistant]:
-    """Return a target, and assistants with the same draft on the device and on the CPU."""
     target, tokenizer, draft, draft_tokenizer = pair_on_cpu(target_name)
     target, on_device = copy.deepcopy(target).to(DEVICE), copy.deepcopy(draft).to(DEVICE)
     both = (

@@ -60,18 +60,15 @@ def independent(tokenizer: Any, draft: tuple[Any, Any] = (None, None), **options
 
 
 def oracle(tokenizer: Any, output: Any, share: float = 0.6) -> uag.Assistant:
-    """Return an assistant that proposes an output, of which `share` is right."""
     known = output.sequences[:, -len(output.logits) :].tolist()
     return independent(tokenizer, drafter=SharedDrafter(known, output.logits[0].shape[1], share))
 
 
 def graphs_for(target: Any) -> Any:
-    """Return the graphs that the last call left."""
     return recorded._kept[target]
 
 
 def check_equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
-    """Compare ids, logits, scores and generators bit for bit."""
     for kind in ("logits", "scores"):
         for step, both in enumerate(zip(getattr(one[0], kind), getattr(other[0], kind), strict=True)):
             assert torch.equal(*both), (kind, step)

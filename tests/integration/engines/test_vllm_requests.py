@@ -26,7 +26,6 @@ NUM_NEW = 12
 
 @cache
 def texts(pair: tuple[str, str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return seven requests: three with a common prefix, others of various lengths."""
     name = pair[0]
     shared = prompt(name, 60)
     prompts = [shared, shared + prompt(name, 20, 90)[1:], shared[:40] + prompt(name, 9, 130)[1:], *(
@@ -55,13 +54,7 @@ def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
 
 
 class Checked:
-    """A drafter that is called as vLLM would, and an undisturbed reference drafter for each request.
-
-    Args:
-        pair: target and draft.
-        engine: the engine that requests candidates.
-        options: options of the disturbed drafter.
-    """
+    """A drafter that is called as vLLM would, and an undisturbed reference drafter for each request."""
 
     def __init__(self, pair: tuple[str, str], engine: Engine, limit: int = 5, **options: Any) -> None:
         self.drafter = drafter(pair, **options)
@@ -166,7 +159,6 @@ def test_requests_with_the_same_text_each_have_a_row() -> None:
 
 
 def step(served: RequestDrafter, engine: Engine, running: list[int], limit: int) -> None:
-    """Draft for the running requests, and let the engine verify the candidates."""
     contexts = [np.array(engine.context(request), dtype=np.int32) for request in running]
     for request, found in zip(running, served.propose(contexts, [limit] * len(running)), strict=True):
         engine.write(request, ids_of(found))

@@ -14,7 +14,6 @@ from uag.assistant import Assistant
 
 
 def allowed_tokens(row: int, ids: torch.Tensor) -> list[int]:
-    """A prefix constraint that depends on the row and on the text."""
     return [i for i in range(5, 90) if (i + int(ids[-1]) + row) % 3]
 
 

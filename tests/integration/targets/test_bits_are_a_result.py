@@ -248,8 +248,6 @@ class ByPosition(modeling_llama.LlamaAttention):
 
 
 class ByName(modeling_mixtral.MixtralSparseMoeBlock):
-    """Names the arguments of its experts."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.flatten(0, 1)
         _, shares, chosen = self.gate(flat)

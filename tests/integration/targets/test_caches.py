@@ -100,8 +100,6 @@ def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
 
 
 class Closed(Puts):
-    """Fails at the end of the stream."""
-
     def end(self) -> None:
         raise ConnectionError("the reader has gone")
 
@@ -131,8 +129,6 @@ def test_an_error_leaves_a_cache_to_continue_from(name: str, kind: type, fails: 
 
 
 class EverySecondRound(OracleDrafter):
-    """Proposes nothing in every second round."""
-
     num_asked = 0
 
     def propose(self, ask: Any) -> Any:
@@ -150,8 +146,6 @@ def test_a_window_of_a_static_cache_is_restored_before_a_narrow_pass() -> None:
 
 
 class CountsSlots(LogitsProcessor):
-    """Records how many slots the first layer keeps after each pass."""
-
     def __init__(self, cache: Any) -> None:
         self.cache = cache
         self.counts: list[int] = []

@@ -89,7 +89,6 @@ def test_pass_has_the_models_logits_and_keys(name: str, dtype: torch.dtype) -> N
 
 
 def passes_of(call: Any) -> tuple[int, int]:
-    """Return how many passes of a call ran in one call, and how many did not."""
     counts = [0, 0]
     run = one_call.run
 

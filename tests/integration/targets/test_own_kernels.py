@@ -22,7 +22,6 @@ pytestmark = [
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Return the list of the numbers of rows of the kernels' products."""
     rows: list[int] = []
 
     def noting(name: str) -> Any:

@@ -22,7 +22,6 @@ def quantize(model: Any, kinds: Any, dtype: torch.dtype) -> Any:
 
 
 def dynamic(model: Any, dtype: torch.dtype = torch.qint8) -> Any:
-    """Return the model with torch's dynamic quantization of every linear layer, in which `weight` is a method."""
     return quantize(model, {torch.nn.Linear}, dtype)
 
 

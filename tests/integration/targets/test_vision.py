@@ -69,7 +69,6 @@ def gemma3(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
 
 @covering("build, num_rows", (qwen2_vl, gemma3), (1, 2), strength=1)
 def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> None:
-    """The draft reads only the text."""
     tokenizer = small_tokenizer("byte_level")
     target, inputs = build(len(tokenizer))
     inputs = {name: value[:num_rows] for name, value in inputs.items()}

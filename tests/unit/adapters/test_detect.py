@@ -84,7 +84,6 @@ class Favorite(TokenizerAdapter):
 
 @pytest.fixture
 def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
-    """Return a function that installs a plug-in: its name, and the place of its class."""
     installed: list[EntryPoint] = []
     monkeypatch.setattr(detect, "entry_points", lambda group: installed if group == detect.GROUP else [])
     detect._registered.cache_clear()

@@ -24,8 +24,6 @@ def pair() -> Pair:
 
 @pytest.fixture
 def measured(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """Return a function that measures arms on prompts, which are numbered."""
-
     def run(*arms: Arm, prompts: Sequence[str] = ("xyz",), **options: Any) -> list[Record]:
         monkeypatch.setattr(measuring, "build_arms", lambda *_, **__: list(arms))
         numbered = [Prompt(str(number), text) for number, text in enumerate(prompts)]

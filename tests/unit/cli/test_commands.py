@@ -27,13 +27,11 @@ PACKAGE = str(Path(uag.__file__).parent)  # a folder without a model
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs a command line and returns its exit code, standard output and standard error."""
     return partial(run_cli, capsys)
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stub the functions that load models."""
     model: Any = SimpleNamespace(dtype="torch.float32", device="cpu")
     pair = Pair(model, None, "t", model, None, "d")
     monkeypatch.setattr(loading, "load_pair", lambda *_, **__: pair)

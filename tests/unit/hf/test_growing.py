@@ -16,7 +16,6 @@ ROWS, HEADS, SIZE = 3, 2, 4
 
 
 def states(num_slots: int, seed: int, num_rows: int = ROWS, size: int = SIZE) -> torch.Tensor:
-    """Return keys or values of new slots."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn((num_rows, HEADS, num_slots, size), generator=generator)
 

@@ -12,8 +12,6 @@ from uag.hf.trials import DrawsError, once, without_trace
 
 
 class Stateful(nn.Module):
-    """Changes its attributes and buffers."""
-
     device = torch.device("cpu")
 
     def __init__(self) -> None:

@@ -35,7 +35,6 @@ def model_of(*layers: nn.Module) -> Any:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Record the rows of every product of the kernels."""
     found: list[int] = []
     linear = kernel.linear
 

@@ -22,8 +22,6 @@ IDS = torch.arange(3, 40)[None]
 
 
 class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations that compute."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
@@ -35,7 +33,6 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count what the kernels run."""
     counts: Counter[str] = Counter()
     run = kernel._run
 

@@ -16,7 +16,6 @@ PROMPTS = ("def read_lines(path):\n", "import os\n", "class Stack:\n    def push
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    """The demo's draft (two layers) as target and draft."""
     return load_pair(demo_folder("draft"), demo_folder("draft"), dtype="float32", device="cpu")
 
 
