@@ -85,20 +85,25 @@ def test_sparse_attention_is_assisted_up_to_its_number_of_keys(class_name: str, 
     assert "selects its keys by rank beyond length 24, so the rest of this call" in longer.fallbacks[0]
 
 
-def test_a_decoder_that_masks_no_window_over_a_cache_with_windows_falls_back_with_the_reason() -> None:
-    name = "Qwen3OmniMoeThinkerForConditionalGeneration"
-    if name not in class_names():
-        pytest.skip("not in this release")
-    kind, reason = examine(name, build(name, {"text_config.sliding_window": 4}), 3, False, 0.75)
-    assert kind == "plain", reason
-    assert "applies no window mask" in reason
-
-
 @pytest.mark.parametrize(
-    "class_name", ["FalconForCausalLM", "GPTNeoXForCausalLM", "GPT2LMHeadModel", "WhisperForConditionalGeneration"]
+    ("class_name", "field"),
+    [
+        ("Qwen3OmniMoeThinkerForConditionalGeneration", "text_config.sliding_window"),  # its cache has windows
+        *(
+            (name, "sliding_window")
+            for name in (
+                "FalconForCausalLM",
+                "GPTNeoXForCausalLM",
+                "GPT2LMHeadModel",
+                "WhisperForConditionalGeneration",
+            )
+        ),
+    ],
 )
-def test_classes_that_mask_no_window_by_any_other_name_of_their_embeddings(class_name: str) -> None:
-    kind, reason = examine(class_name, build(class_name, {"sliding_window": 4}), 3, False, 0.75)
+def test_classes_that_mask_no_window_fall_back_with_the_reason(class_name: str, field: str) -> None:
+    if class_name not in class_names():
+        pytest.skip("not in this release")
+    kind, reason = examine(class_name, build(class_name, {field: 4}), 3, False, 0.75)
     assert kind == "plain", reason
     assert "applies no window mask" in reason
 

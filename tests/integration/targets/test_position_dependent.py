@@ -116,20 +116,14 @@ def test_what_a_longer_call_has_left_in_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
-def test_a_prompt_of_embeddings(name: str) -> None:
-    model = target(name)
-    ids = torch.tensor([PROMPTS[0]])
+def test_a_prompt_of_embeddings_and_a_cache_that_goes_on(name: str) -> None:
+    """The second turn starts before the change, and ends after it."""
+    model, ids, returned = target(name), torch.tensor([PROMPTS[0]]), {"return_dict_in_generate": True}
     embeddings = model.get_input_embeddings()(ids).detach()
     stats = check(model, {"inputs_embeds": embeddings, "attention_mask": torch.ones_like(ids)})
     assert stats.num_accepted_tokens > 0
-
-
-@pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
-def test_a_cache_that_goes_on(name: str) -> None:
-    """The second turn starts before the change, and ends after it."""
     model = target(name)
-    returned = {"return_dict_in_generate": True}
-    first = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=3, do_sample=False, pad_token_id=0, **returned)
+    first = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0, **returned)
     ids = torch.cat([first.sequences, torch.tensor([[31, 32]])], 1)
     given = {"input_ids": ids, CACHE: first[CACHE], "max_new_tokens": 16} | returned
     assert check(model, given, spoil=0).num_accepted_tokens > 0
