@@ -38,7 +38,7 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [*MODULES, "benchmarks.demo_pair"])
-def test_every_script_imports_and_shows_its_usage(
+def test_each_script_shows_its_usage(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name in WITHOUT_COMMANDS:
@@ -122,9 +122,7 @@ def test_the_readme_has_the_table_of_the_last_results() -> None:
 
 
 @pytest.mark.slow
-def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gpu_benchmark_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu", "--small", "--trials", "1"])
     with pytest.raises(SystemExit) as end:
         load("gpu").main()

@@ -88,9 +88,7 @@ def result(folder: Path) -> subprocess.CompletedProcess[str]:
     return run(folder)
 
 
-def test_a_test_that_uag_alone_fails_is_named_with_its_error(
-    folder: Path, result: subprocess.CompletedProcess[str]
-) -> None:
+def test_what_uag_alone_fails_is_named_with_its_error(folder: Path, result: subprocess.CompletedProcess[str]) -> None:
     for found in (result, run(folder, "--again")):
         assert found.returncode == 1, found.stdout + found.stderr
         error = "AssertionError: generate is not transformers' own"

@@ -48,7 +48,7 @@ class Remembers(StoppingCriteria):
 
 
 @covering("eos, outputs, num_rows, options", (False, True), ({}, SCORES), (1, 3), (GREEDY, SAMPLED))
-def test_criteria_are_called_once_per_step(
+def test_criteria_are_called_per_step(
     eos: bool, outputs: dict[str, Any], num_rows: int, options: dict[str, Any]
 ) -> None:
     target = pair(eos=eos)[0]

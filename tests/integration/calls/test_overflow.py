@@ -64,7 +64,7 @@ NAMES = ("llama", "mistral", "gpt2", "bart", "bloom", "lfm2", "qwen3_next")
 
 @covering("name, value, num_rows, kind, is_sampled",
           NAMES, (float("nan"), float("inf")), (1, 3), tuple(CALLS), (False, True), strength=1)  # fmt: skip
-def test_candidates_that_overflow_leave_the_output_alone(
+def test_candidates_that_overflow_change_nothing(
     name: str, value: float, num_rows: int, kind: str, is_sampled: bool
 ) -> None:
     if kind == "static" and name not in ("llama", "mistral", "gpt2"):

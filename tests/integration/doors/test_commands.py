@@ -33,7 +33,7 @@ def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> Non
     assert len({*showcase["sources"]}) > 1
 
 
-def test_generate_streams_the_text_of_plain_decoding(
+def test_generate_streams_plain_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     prompt = heldout_prompts()[0].text
@@ -64,7 +64,7 @@ def test_generate_samples_from_its_seed(capsys: pytest.CaptureFixture[str]) -> N
         ),
     ],
 )
-def test_a_prompt_that_cannot_be_used_is_one_line_and_code_2(
+def test_an_unusable_prompt_is_one_line_and_code_2(
     capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     code, out, err = run(capsys, "generate", "--json", *flags)

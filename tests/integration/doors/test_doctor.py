@@ -21,9 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return out
 
 
-def test_the_best_draft_is_named_and_those_that_cannot_draft_come_last(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_best_draft_is_named_and_refused_ones_come_last(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     noise, nothing = str(tmp_path / "noise"), str(tmp_path / "a tokenizer alone")
     draft = load_model(DRAFT)
     torch.manual_seed(0)
@@ -53,7 +51,7 @@ def test_the_targets_own_copy_is_one_of_the_drafts(capsys: pytest.CaptureFixture
     assert useless["num_accepted_tokens"] == 0
 
 
-def test_drafts_can_have_the_names_of_arms(
+def test_drafts_named_like_arms(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +80,7 @@ def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFi
     assert environment.startswith(f"float32; {kernel.describe()}; ")
 
 
-def test_all_names_are_checked_before_anything_is_measured(
+def test_all_names_are_checked_before_measuring(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "measure", lambda *_, **__: pytest.fail("measured"))

@@ -220,9 +220,7 @@ def test_the_wrapper_looks_like_the_original(installed: None) -> None:
     ],
 )
 @pytest.mark.parametrize("with_draft", [False, True])
-def test_other_calls_pass_through_untouched(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], with_draft: bool
-) -> None:
+def test_other_calls_are_untouched(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], with_draft: bool) -> None:
     target, _, draft, _ = pair("gpt2")
     if with_draft and not options:
         pytest.skip("this one is ours")

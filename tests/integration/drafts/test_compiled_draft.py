@@ -94,9 +94,7 @@ def recorded_elsewhere(function: Any, example_inputs: Any) -> Any:
     ("backend", "reason"),
     [(without_a_compiler, "no working C++ compiler"), (recorded_elsewhere, "graphs belong to another thread")],
 )
-def test_where_compiled_passes_fail_they_run_as_they_are(
-    backend: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_passes_that_fail_run_as_they_are(backend: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[Any] = []
 
     def counted(function: Any, example_inputs: Any) -> Any:

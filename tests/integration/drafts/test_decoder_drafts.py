@@ -196,9 +196,7 @@ def with_nan(place: str) -> Change:
         (lambda _: None, {"library": None}),
     ],
 )
-def test_what_the_kernels_cannot_run_is_left_to_pytorch(
-    change: Change, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_is_left_to_pytorch(change: Change, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer = tiny_target("llama")
     draft = copy.deepcopy(target)
     change(draft)

@@ -35,9 +35,7 @@ def padded_pair(target_size: int, draft_size: int) -> tuple[Any, Any]:
     ("target_size", "draft_size", "tokenizers"),
     [(610, 602, "both"), (602, 610, "both"), (610, 610, "both"), (610, 610, "target"), (610, 610, "none")],
 )
-def test_equal_tokenizers_with_padded_heads(
-    installed: None, target_size: int, draft_size: int, tokenizers: str
-) -> None:
+def test_equal_tokenizers_and_padded_heads(installed: None, target_size: int, draft_size: int, tokenizers: str) -> None:
     tokenizer = small_tokenizer("byte_level")
     assert len(tokenizer) == 600
     target, draft = padded_pair(target_size, draft_size)

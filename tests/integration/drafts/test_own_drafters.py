@@ -197,9 +197,7 @@ class Draws(Careless):
 
 
 @ROWS_AND_MODES
-def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(
-    num_rows: int, options: dict[str, Any]
-) -> None:
+def test_a_source_that_draws_leaves_the_callers_generator_alone(num_rows: int, options: dict[str, Any]) -> None:
     def draws(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores + torch.rand(scores.shape)  # the caller's own code draws as in plain decoding
 

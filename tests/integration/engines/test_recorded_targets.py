@@ -204,7 +204,7 @@ def selects(logits: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("change", [waits, selects])
-def test_target_whose_passes_wait_is_not_recorded(
+def test_waiting_passes_are_not_recorded(
     change: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, tokenizer = on_device()

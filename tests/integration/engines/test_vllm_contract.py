@@ -199,9 +199,7 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
         (1, 2, "external_launcher", True),
     ],
 )
-def test_one_rank_of_a_tensor_parallel_group_drafts(
-    rank: int, tensor_parallel: int, backend: str | None, drafts: bool
-) -> None:
+def test_one_tensor_parallel_rank_drafts(rank: int, tensor_parallel: int, backend: str | None, drafts: bool) -> None:
     made = Proposer(
         config(TARGET, DRAFT, rank=rank, tensor_parallel=tensor_parallel, backend=backend, min_confidence=0.0)
     )

@@ -87,9 +87,7 @@ def test_every_draft_length(target: Any, length: int | None) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-5, 50.0])
 @pytest.mark.parametrize("sampling", [None, "rejection"])
-def test_errors_of_numpy_that_the_caller_asks_for_are_not_raised_by_drafting(
-    target: Any, sampling: Any, temperature: float
-) -> None:
+def test_errors_that_the_caller_asks_of_numpy_are_not_raised(target: Any, sampling: Any, temperature: float) -> None:
     if sampling is None:
         draft, draft_tokenizer = tiny_draft("llama")
         assistant = Assistant(draft, draft_tokenizer, tiny_target("llama", eos_id=EOS_IDS)[1], num_candidate_tokens=4)

@@ -1,6 +1,7 @@
 """The caller's caches can be continued, end in plain decoding's state, and stay valid after an error."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from tests.support.calls import (
     GREEDY,
     NEW,
     PROMPTS,
+    ROWS,
     OracleDrafter,
     Puts,
     assistant_of,
@@ -26,6 +28,7 @@ from tests.support.calls import (
 )
 from tests.support.grids import covering
 from tests.support.models import tiny_target
+from uag.hf import passes
 from uag.hf.cache.caches import CACHE
 from uag.hf.models import head_size
 
@@ -166,3 +169,29 @@ def test_prompt_longer_than_a_window_is_not_kept_whole() -> None:
     assert output.tolist() == expected.tolist()
     assert assistant.stats.num_accepted_tokens > 0
     assert slots.counts[0] == target.config.sliding_window - 1
+
+
+@pytest.mark.usefixtures("layer_by_layer")
+@ROWS
+@pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}, {"cache_implementation": "static"}])
+def test_logits_are_gone_when_the_next_pass_runs(
+    options: dict[str, Any], num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a long prompt can take gigabytes."""
+    seen: list[weakref.ref[Any]] = []
+
+    def noting(function: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            assert all(known() is None for known in seen)
+            found = function(*args, **kwargs)
+            outputs = found[0] if isinstance(found, tuple) else found
+            seen.append(weakref.ref(outputs.logits))
+            return found
+
+        return run
+
+    for name in ("run", "prefill"):
+        monkeypatch.setattr(passes, name, noting(getattr(passes, name)))
+    assistant = assistant_of()
+    assistant.generate(pair()[0], **left_padded(PROMPTS[:num_rows]), **GREEDY | options)
+    assert len(seen) > 4

@@ -87,7 +87,7 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
 
 
 @covering("first, num_rows, options", (0, 1), (1, 2), (GREEDY, SAMPLED))
-def test_a_prompt_that_is_read_in_both_directions_contains_no_candidates(
+def test_a_prompt_read_in_both_directions_contains_no_candidates(
     first: int, num_rows: int, options: dict[str, Any]
 ) -> None:
     """Without padding, a prompt has no mask; a block after the cache has one."""

@@ -46,9 +46,7 @@ def check(model: Any, class_name: str, num_rows: int, **given: Any) -> Any:
 
 
 @covering("capacity, do_sample, num_rows", (1, 2, 3), (False, True), (1, 3), strength=1)
-def test_blocks_of_a_target_whose_experts_have_a_capacity_fit_into_it(
-    capacity: int, do_sample: bool, num_rows: int
-) -> None:
+def test_blocks_fit_into_the_capacity_of_experts(capacity: int, do_sample: bool, num_rows: int) -> None:
     stats = check(
         built(SWITCH, expert_capacity=capacity, decoder_start_token_id=0), SWITCH, num_rows, do_sample=do_sample
     )

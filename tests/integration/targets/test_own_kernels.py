@@ -45,9 +45,7 @@ def model(kind: str, seed: int = 0) -> Any:
 
 
 @covering("kind, num_rows, options", ("gpt2", "llama"), (1, 3), (GREEDY, SAMPLED), strength=1)
-def test_output_and_generator_are_those_of_plain_generate(
-    kind: str, num_rows: int, options: dict[str, Any], taken: list[int]
-) -> None:
+def test_calls_equal_plain_generate(kind: str, num_rows: int, options: dict[str, Any], taken: list[int]) -> None:
     target, inputs = model(kind), left_padded(PROMPTS[:num_rows])
     assert compare(target, inputs | options).num_accepted_tokens
     assert max(taken) > num_rows
@@ -81,7 +79,7 @@ def test_in_half_precision_target_and_draft_take_it(num_rows: int, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_prompts_in_half_precision_take_it_where_pytorch_has_no_products(
+def test_prompts_in_half_precision_take_it(
     dtype: torch.dtype, taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Target and draft read the prompt with it, alone in its pass; the draft changes no bit."""
@@ -149,7 +147,7 @@ def _by_padding(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(("fault", "place"), [(_by_width, "0 of a block of 4"), (_by_padding, "0 of a block of 1")])
-def test_the_trial_finds_kernels_that_round_by_width_or_by_padding(
+def test_the_trial_finds_rounding_by_width_or_by_padding(
     fault: Any, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linear = kernel.linear

@@ -146,9 +146,7 @@ def test_a_target_that_hears_as_it_writes(num_rows: int) -> None:
 
 @pytest.mark.parametrize("is_static", [False, True])
 @ROWS_AND_MODES
-def test_a_target_whose_mask_counts_the_slots_of_its_cache(
-    is_static: bool, num_rows: int, options: dict[str, Any]
-) -> None:
+def test_a_target_whose_mask_counts_cache_slots(is_static: bool, num_rows: int, options: dict[str, Any]) -> None:
     model = tiny_model("gpt_neo", VOCAB, max_position_embeddings=48)
     given = left_padded([[5, 9], [8], [12, 40]][:num_rows]) | options | {"max_new_tokens": 44}
     if is_static:

@@ -85,9 +85,7 @@ def spelled(source: TokenizerAdapter, destination: TokenizerAdapter, content: st
         ("phi with ends", "byte level", "<|assistant|>", "{<|im_start|>}assistant"),
     ],
 )  # fmt: skip
-def test_a_control_token_becomes_the_one_of_its_meaning(
-    source: str, destination: str, content: str, expected: str
-) -> None:
+def test_a_control_token_keeps_its_meaning(source: str, destination: str, content: str, expected: str) -> None:
     assert spelled(from_tokenizer(BUILDERS[source]()), from_tokenizer(BUILDERS[destination]()), content) == expected
 
 

@@ -99,9 +99,7 @@ def test_a_plug_in_of_a_higher_rank_is_used(plug_in: Callable[[str, str], None])
 
 
 @pytest.mark.parametrize("thing", [None, "gpt2", 3, object(), type(small_tokenizer("byt5"))])
-def test_other_objects_are_refused_before_any_plug_in_sees_them(
-    plug_in: Callable[[str, str], None], thing: Any
-) -> None:
+def test_other_objects_are_refused_before_a_plug_in_sees_them(plug_in: Callable[[str, str], None], thing: Any) -> None:
     plug_in("favorite", f"{__name__}:Favorite")
     with pytest.raises(TokenizerError, match=r"Expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
         from_tokenizer(thing)
@@ -116,9 +114,7 @@ def test_other_objects_are_refused_before_any_plug_in_sees_them(
         ("wrong", "builtins:dict", "tokenizer adapter 'wrong' is <class 'dict'>"),
     ],
 )
-def test_a_plug_in_that_cannot_be_used_is_named(
-    plug_in: Callable[[str, str], None], name: str, value: str, message: str
-) -> None:
+def test_an_unusable_plug_in_is_named(plug_in: Callable[[str, str], None], name: str, value: str, message: str) -> None:
     plug_in(name, value)
     with pytest.raises(TokenizerError, match=message):
         from_tokenizer(byte_level())

@@ -85,7 +85,7 @@ def test_help_names_every_command_and_every_arm(run: Run) -> None:
         (["generate", "-p", "x", "--prediction", "/no/such/text"], "The prediction '/no/such/text' cannot be read: No"),
     ],
 )
-def test_an_expected_error_is_one_line_and_code_2(
+def test_expected_errors_are_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -205,9 +205,7 @@ def test_demo_colors_each_token_by_its_source() -> None:
 
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(("arm", "expected_code"), [("transformers", 0), ("uag", 1)])
-def test_bench_fails_only_where_uag_differs(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arm: str, expected_code: int
-) -> None:
+def test_bench_fails_where_uag_differs(run: Run, monkeypatch: pytest.MonkeyPatch, arm: str, expected_code: int) -> None:
     records = [stub_record("plain"), stub_record(arm, refusal="differs", difference="row 0")]
     monkeypatch.setattr(bench, "measure", lambda *_, **__: records)
     code, out, err = run("bench", "--json")
@@ -275,9 +273,7 @@ def test_loading_and_a_call_that_takes_long_are_not_silent(run: Run, monkeypatch
 
 @pytest.mark.parametrize(("name", "minutes", "num_trials"), [("bench", 0.0, 5), ("doctor", 3.0, 1), ("demo", 0.0, 3)])
 @pytest.mark.usefixtures("loaded")
-def test_one_command_has_three_names(
-    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, minutes: float, num_trials: int
-) -> None:
+def test_three_names(run: Run, monkeypatch: pytest.MonkeyPatch, name: str, minutes: float, num_trials: int) -> None:
     seen: list[bench.BenchOptions] = []
 
     def measure(_: Any, __: Any, options: bench.BenchOptions, **___: Any) -> list[Record]:

@@ -45,7 +45,7 @@ def test_head_size_is_the_heads_or_the_configs_without_a_head() -> None:
         ([{"num_experts": 1}, {}], None, False),
     ],
 )
-def test_routers_limit_a_pass_to_their_smallest_capacity(
+def test_routers_limit_a_pass_to_the_least(
     attributes: list[dict[str, Any]], most_tokens: int | None, has_experts: bool
 ) -> None:
     model = nn.Sequential(*(nn.Identity() for _ in attributes))
@@ -63,7 +63,7 @@ def test_positions_that_begin_after_the_padding_id_are_fewer(class_name: str) ->
 
 
 @pytest.mark.parametrize(("implementation", "most"), [("eager", None), ("grouped_mm", None), ("batched_mm", 4)])
-def test_experts_that_are_copied_for_each_token_limit_a_pass(
+def test_experts_copied_per_token_limit_a_pass(
     implementation: str, most: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model("mixtral", 60, num_local_experts=8, num_experts_per_tok=2)

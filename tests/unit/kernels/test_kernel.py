@@ -173,9 +173,7 @@ def test_a_masked_key_adds_nothing_even_if_it_is_not_finite(bad: float, dtype: t
 @every_level
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("key", [math.inf, 60000.0])
-def test_a_masked_key_adds_nothing_even_if_its_score_outweighs_the_mask(
-    key: float, dtype: torch.dtype, level: int
-) -> None:
+def test_a_masked_key_adds_nothing_even_if_it_outweighs_the_mask(key: float, dtype: torch.dtype, level: int) -> None:
     """In float16, the mask's lowest number is -65504, and a finite score may be larger."""
     q, k, v = (noise(1, heads, n, 24).to(dtype) for heads, n in ((6, 4), (2, 40), (2, 40)))
     q[..., 0] = 9.0

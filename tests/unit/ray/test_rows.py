@@ -72,9 +72,7 @@ def test_rows_end_at_their_own_eos(pair: Pair) -> None:
     assert len({len(ids) for ids in expected}) > 1
 
 
-def test_a_row_that_fails_is_an_error_and_no_lost_batch(
-    pair: Pair, greedy: BatchGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_fails_is_an_error(pair: Pair, greedy: BatchGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     bad, original = pair.target_tokenizer(PROMPTS[1])["input_ids"], greedy.assistant.generate
 
     def generate(model: Any, **options: Any) -> Any:

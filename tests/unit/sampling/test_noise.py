@@ -48,9 +48,7 @@ def plain_draws(seed: int, num: int, shape: tuple[int, int] = (2, 9)) -> tuple[l
 
 
 @pytest.mark.parametrize("max_kept_bytes", [0, 1 << 20])
-def test_the_tape_returns_plain_samplings_draws_in_any_order(
-    monkeypatch: pytest.MonkeyPatch, max_kept_bytes: int
-) -> None:
+def test_the_tape_returns_plain_draws_in_any_order(monkeypatch: pytest.MonkeyPatch, max_kept_bytes: int) -> None:
     monkeypatch.setattr(noise, "_MAX_KEPT_BYTES", max_kept_bytes)
     draws, states = plain_draws(3, 40)
     for num_steps in (0, 1, 17, 40):

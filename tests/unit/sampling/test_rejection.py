@@ -175,9 +175,7 @@ def top_two(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     ],
     ids=["plain", "top-k", "lockstep"],
 )
-def test_the_distribution_of_whole_texts(
-    options: Any, warp: Any, num_new: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distribution_of_whole_texts(options: Any, warp: Any, num_new: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft, accepted = bigram_model(TARGET), bigram_model(DRAFT), []
 
     def run() -> tuple[int, ...]:
