@@ -21,7 +21,8 @@ from transformers import (
 
 from tests.fuzz.case import Case
 from tests.fuzz.targets import vocabulary_size
-from tests.support.calls import Puts, left_padded
+from tests.support.callers import Puts
+from tests.support.calls import left_padded
 from uag.hf.cache.caches import CACHE
 
 LONGEST = 40

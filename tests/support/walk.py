@@ -10,7 +10,8 @@ import torch
 
 import uag
 from benchmarks.replay import Replay, Text
-from tests.support.calls import OracleDrafter, seeded
+from tests.support.callers import OracleDrafter
+from tests.support.calls import seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.models import tiny_of_class
 from tests.support.tiny_classes import class_names

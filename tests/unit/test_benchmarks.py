@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.demo_pair.fit import orthogonal
 from benchmarks.demo_pair.library import strip_prose
+from tests.peer.compare import failing_only_with_uag
 from uag.kernels import kernel
 from uag.loading import demo_folder
 
@@ -152,3 +153,12 @@ def test_a_faulty_clock_jumps_and_runs_fast_only_where_planned() -> None:
     clock = load("faults").FaultyClock(lambda: float(next(ticks)))
     clock.faults = [(2, 1, 1.0, 5.0), (4, 2, 10.0, 0.0)]
     assert [clock() for _ in range(7)] == [1.0, 2.0, 8.0, 9.0, 19.0, 29.0, 30.0]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "passed"])
+def test_what_fails_plainly_too_is_not_uag_alone(outcome: str) -> None:
+    """Of transformers' own tests, which tests/peer runs."""
+    plain = {"a": (outcome, ""), "b": ("passed", ""), "c": ("skipped", "")}
+    ours = {"a": ("failed", ""), "c": ("failed", "")}
+    expected = ["b", "c"] if outcome == "failed" else ["a", "b", "c"]  # b: the run under uag was aborted before it
+    assert failing_only_with_uag(plain, ours) == expected

@@ -133,9 +133,6 @@ def assert_rows_alone(target: Any, expected: torch.Tensor, inputs: dict[str, tor
         assert set(expected[row, width + len(written) :].tolist()) <= {PAD}
 
 
-# ---------------------------------------------------------------------- a sample, by default
-
-
 @covering("mode, ends, pair", MODES, ("never", "eos"), STORY_PAIRS[1:], strength=1)
 def test_five_rows(pair: tuple[str, str], mode: str, ends: str) -> None:
     stats = check(pair, 5, mode, ("auto", 5), ends, seed=len(mode) + len(ends))
@@ -156,9 +153,6 @@ def test_other_sizes(num_rows: int, mode: str) -> None:
 def test_stop_strings_that_straddle_tokens(mode: str, ends: str) -> None:
     assert ended_early(check(STORY_PAIRS[2], 4, mode, ("auto",), ends, seed=4, new=32))
     assert any(ended_early(check(STORY_PAIRS[1], 1, mode, (5,), ends, seed, new=32)) for seed in (3, 5))
-
-
-# ---------------------------------------------------------------------- the full grid
 
 
 @pytest.mark.slow

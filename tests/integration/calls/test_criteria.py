@@ -10,15 +10,13 @@ import torch
 from transformers import StoppingCriteria
 from transformers.generation import stopping_criteria as criteria_module
 
+from tests.support.callers import EndsAt, Puts, Watches
 from tests.support.calls import (
     GREEDY,
     NEW,
     PROMPTS,
     ROWS,
     SAMPLED,
-    EndsAt,
-    Puts,
-    Watches,
     assistant_of,
     compare,
     left_padded,

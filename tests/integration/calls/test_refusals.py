@@ -10,7 +10,8 @@ from transformers import BatchEncoding, DynamicCache, GenerationConfig, LlamaMod
 from transformers.cache_utils import QuantizedLayer
 
 import uag
-from tests.support.calls import OracleDrafter, compare, count_passes
+from tests.support.callers import OracleDrafter, count_passes
+from tests.support.calls import compare
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
 from uag.errors import OptionError, PairError, UnsupportedError

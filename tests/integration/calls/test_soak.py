@@ -1,6 +1,5 @@
 """Thousands of mixed calls in one process and in threads: all equal plain decoding, and no memory leaks."""
 
-import copy
 import gc
 import random
 import tracemalloc
@@ -14,7 +13,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import Puts, ids_of, left_padded, pair, raises_at
+from tests.support.callers import Puts, raises_at
+from tests.support.calls import ids_of, left_padded, pair
 from tests.support.models import tiny_draft
 from uag.drafting import ModelDrafter
 from uag.projection.pair import TargetReader
@@ -155,8 +155,6 @@ def test_four_threads_with_an_assistant_each(num: int) -> None:
             list(pool.map(calls, used, draws))
 
     target, _, draft, _ = pair(eos=True)
-    configs = [copy.deepcopy(model.generation_config.to_dict()) for model in (target, draft)]
-    weights = [parameter.clone() for parameter in draft.parameters()]
     num //= len(used)
     num_first = num_last = min(500, num // 3)
     run(num_first)
@@ -174,6 +172,4 @@ def test_four_threads_with_an_assistant_each(num: int) -> None:
     assert after <= before + 8, f"{after - before} tensors were leaked"
     assert grown < MOST_TRACED, f"Python's memory grew by {grown} bytes"
     assert all(map(is_idle, used))
-    assert [model.generation_config.to_dict() for model in (target, draft)] == configs
-    assert all(torch.equal(old, new) for old, new in zip(weights, draft.parameters(), strict=True))
     assert not any("forward" in vars(part) or part._forward_pre_hooks for part in (*target.modules(), *draft.modules()))

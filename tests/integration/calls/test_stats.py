@@ -10,21 +10,17 @@ import pytest
 import torch
 
 import uag
+from tests.support.callers import Looks, Watches, count_calls, count_passes, raises_at
 from tests.support.calls import (
     GREEDY,
     NEW,
     PROMPTS,
     ROWS,
-    Looks,
-    Watches,
     assistant_of,
     compare,
-    count_calls,
-    count_passes,
     left_padded,
     num_drafted,
     pair,
-    raises_at,
     through,
 )
 from tests.support.grids import covering

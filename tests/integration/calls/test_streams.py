@@ -10,20 +10,18 @@ import torch
 from transformers import GenerationMixin
 
 import uag
+from tests.support.callers import Puts, Watches, raises_at
 from tests.support.calls import (
     GREEDY,
     PROMPTS,
     ROWS,
     SAMPLED,
-    Puts,
-    Watches,
     assistant_of,
     batch,
     compare,
     draft_options,
     left_padded,
     pair,
-    raises_at,
 )
 from tests.support.grids import covering
 from uag.errors import CompatibilityError

@@ -16,7 +16,8 @@ import torch
 from transformers import GenerationMixin
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, batch, left_padded, pair
+from tests.support.callers import OracleDrafter
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, batch, left_padded, pair
 from uag.assistant import _MAX_SESSIONS
 from uag.drafting import Ask
 from uag.errors import UnsupportedError

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import EndsAt, Looks, OracleDrafter
+from tests.support.callers import EndsAt, Looks, OracleDrafter
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_target
 from uag import CandidateGenerator, candidates

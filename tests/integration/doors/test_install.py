@@ -272,15 +272,22 @@ def test_a_prediction_of_a_call_that_is_not_assisted_is_left_out_with_a_warning(
     ]
 
 
-def test_the_installed_door_keeps_no_model_alive(installed: None) -> None:
-    target, tokenizer = tiny_target("gpt2")
-    draft, draft_tokenizer = tiny_draft("gpt2")
-    tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False, assistant_model=draft, **tokenizers)
-    kept = [weakref.ref(draft), weakref.ref(target)]
-    del draft
-    gc.collect()
-    assert kept[0]() is None
-    del target
-    gc.collect()
-    assert kept[1]() is None
+@pytest.mark.usefixtures("detached")
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_no_model_is_kept_alive(installed: None, is_attached: bool) -> None:
+    (target, tokenizer), (draft, draft_tokenizer) = tiny_target("gpt2"), tiny_draft("gpt2")
+    own = {} if is_attached else {"assistant_model": draft, "tokenizer": tokenizer}
+    own |= {} if is_attached else {"assistant_tokenizer": draft_tokenizer}
+    if is_attached:
+        uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False, **own)
+    assert uag.last_stats(target).num_output_tokens == 4
+    alive = {"target": weakref.ref(target), "draft": weakref.ref(draft)}
+    own.clear()
+    for name in ("target", "draft") if is_attached else ("draft", "target"):
+        if name == "target":
+            del target
+        else:
+            del draft
+        gc.collect()
+        assert alive[name]() is None

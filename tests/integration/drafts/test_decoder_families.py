@@ -57,7 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "StableLM, parallel": ("stablelm", {**_KV, "use_parallel_residual": True}),
 }
 LEFT: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Mamba": ("mamba", {}, "keeps a state"),
+    **{name: (*of_type, "keeps a state") for name, of_type in STATEFUL.items()},
     "Falcon": ("falcon", {"new_decoder_architecture": True, "ffn_hidden_size": 128}, "has no self_attn"),
     "Bloom": ("bloom", {}, "has no self_attn"),
     "Cohere": ("cohere", {}, "rotates neighboring numbers"),
@@ -135,12 +135,6 @@ def test_other_families_are_left_to_pytorch(name: str) -> None:
     found = decoder_of(model, "int8")
     assert isinstance(found, str)
     assert reason in found
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_models_with_states_are_left_to_pytorch(name: str) -> None:
-    model_type, options = STATEFUL[name]
-    assert "keeps a state" in str(decoder_of(tiny_model(model_type, VOCAB_SIZE, **options), "int8"))
 
 
 class Halved(transformers.models.llama.modeling_llama.LlamaMLP):

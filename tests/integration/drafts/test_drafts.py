@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import uag
+from tests.support.callers import failing_after
 from tests.support.calls import (
     GREEDY,
     MODES,
@@ -19,7 +20,6 @@ from tests.support.calls import (
     batch,
     compare,
     draft_options,
-    failing_after,
     left_padded,
     pair,
 )

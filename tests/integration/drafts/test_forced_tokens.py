@@ -8,19 +8,8 @@ import torch
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, PrefixConstrainedLogitsProcessor
 
 import uag
-from tests.support.calls import (
-    GREEDY,
-    MODES,
-    PROMPTS,
-    SAMPLED,
-    Looks,
-    Watches,
-    assistant_of,
-    ids_of,
-    left_padded,
-    pair,
-    seeded,
-)
+from tests.support.callers import Looks, Watches
+from tests.support.calls import GREEDY, MODES, PROMPTS, SAMPLED, assistant_of, ids_of, left_padded, pair, seeded
 from uag.hf.models import head_size
 
 WIDTH = len(PROMPTS[0])

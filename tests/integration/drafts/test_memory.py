@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, OracleDrafter, compare, left_padded, pair, raises_at
+from tests.support.callers import OracleDrafter, raises_at
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, compare, left_padded, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.tokenizers import small_tokenizer

@@ -11,18 +11,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import (
-    GREEDY,
-    NEW,
-    PROMPTS,
-    SAMPLED,
-    OracleDrafter,
-    assistant_of,
-    compare,
-    left_padded,
-    pair,
-    seeded,
-)
+from tests.support.callers import OracleDrafter
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, assistant_of, compare, left_padded, pair, seeded
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.trained import demo, small
@@ -89,9 +79,6 @@ def test_a_prediction_that_is_wrong_throughout_is_hardly_tried(prediction: str) 
     assert stats.num_target_forwards <= TOKENS
 
 
-# ---------------------------------------------------------------------- equality on models of random weights
-
-
 def spoiled(ids: list[int], every: int = 6) -> list[int]:
     out = []
     for place, token_id in enumerate(ids):
@@ -155,9 +142,6 @@ def test_beside_a_drafter_of_ones_own_and_after_copies() -> None:
     assert compare(target, given, alone).accepted_by_source["prediction"] > NEW // 2
 
 
-# ---------------------------------------------------------------------- doors
-
-
 def test_after_install_with_and_without_a_draft(installed: None) -> None:
     inputs, expected, text = written(demo)
     options = {"max_new_tokens": FEW, "do_sample": False}
@@ -188,9 +172,6 @@ def test_as_custom_generate(is_installed: bool, request: pytest.FixtureRequest) 
         ids = small().target.generate(**inputs, **options, custom_generate=assistant, **given)
         assert ids.tolist() == expected.tolist()
         assert assistant.stats.num_target_forwards < 12
-
-
-# ---------------------------------------------------------------------- errors
 
 
 def test_text_needs_a_tokenizer() -> None:

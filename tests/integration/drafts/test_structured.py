@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LogitsProcessor
 
 import uag
 from tests.conftest import ROOT
-from tests.support.calls import Puts, Watches, ids_of, left_padded, seeded
+from tests.support.callers import Puts, Watches
+from tests.support.calls import ids_of, left_padded, seeded
 from uag.errors import OptionError
 from uag.loading import demo_folder, load_tokenizer
 from uag.structured import JsonSchemas

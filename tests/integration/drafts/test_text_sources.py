@@ -110,9 +110,6 @@ def test_what_is_no_source_is_refused() -> None:
         generate(lambda _: str(1 // 0))
 
 
-# ---------------------------------------------------------------------- examples/text_source.py
-
-
 def test_a_folder_of_documents(tmp_path: Path) -> None:
     (whole,) = written()[2]
     (tmp_path / "inner").mkdir()

@@ -16,7 +16,8 @@ from transformers.generation.utils import DeferredStopCheck
 
 import uag
 from tests.integration.drafts.test_faults import replace_clocks
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, Puts, left_padded
+from tests.support.callers import OracleDrafter, Puts
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
 from tests.support.grids import ROWS_AND_MODES, covering

@@ -18,7 +18,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 import uag
-from tests.support import standin_graphs, wrappers
+from tests.support import wrappers
 from tests.support.calls import GREEDY, PROMPTS, ROWS, compare, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE
@@ -210,18 +210,6 @@ def test_autocast_hooks_and_wrappers_are_not_recorded() -> None:
     assert passes.counts.fall_backs == []
 
 
-def waits(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens + int(tokens.sum() * 0)
-
-
-def copies(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens + torch.tensor(0, device=tokens.device)
-
-
-def selects(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens + tokens[tokens < 0].sum()
-
-
 def seed(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change the ids and positions at the start of each pass."""
     call = StaticPasses.forward
@@ -230,12 +218,19 @@ def seed(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch
     )
 
 
-@covering("change, is_found_before", (waits, copies, selects), (True, False), strength=1)
-def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+WAITING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "waits": lambda tokens: tokens + int(tokens.sum() * 0),
+    "copies": lambda tokens: tokens + torch.tensor(0, device=tokens.device),
+    "selects": lambda tokens: tokens + tokens[tokens < 0].sum(),
+}
+
+
+@covering("change, is_found_before", WAITING, (True, False), strength=1)
+def test_pass_that_waits_is_not_recorded(change: str, is_found_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found before it is recorded; if it were not, the recording would fail."""
     if not is_found_before:
         monkeypatch.setattr(recorded, "_WithoutWaits", nullcontext)
-    seed(monkeypatch, change)
+    seed(monkeypatch, WAITING[change])
     draft = llama()
     passes, module = opened(draft), graphs_of(torch.device(DEVICE))
     before = module.current_stream()
@@ -251,9 +246,6 @@ def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, mon
     target, assistant, _ = assistants()
     compare(target, prompts(1) | GREEDY, assistant)
     assert any("the draft's passes are not recorded: " in reason for reason in assistant.stats.fallbacks)
-
-
-# ------------------------------------------------------------------ seeded faults
 
 
 def bake_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,26 +366,6 @@ def test_number_of_the_host_is_found_by_the_first_replay_of_recorded_passes(monk
     (reason,) = passes.counts.fall_backs
     assert "the first replay computed other logits" in reason
 
-
-@on_standin
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [("threads", "other threads"), ("collection", "collected"), ("second recording", "another recording")],
-)
-def test_standin_refuses_what_would_end_a_recording(fault: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = graphs_of(torch.device(DEVICE))
-    passes = opened(llama())
-    if fault == "threads":
-        graph = module.graph
-        monkeypatch.setattr(module, "graph", lambda *args, capture_error_mode, **options: graph(*args, **options))
-    if fault == "collection":
-        monkeypatch.setattr(recorded, "_without_collection", nullcontext)
-    with standin_graphs.recording if fault == "second recording" else nullcontext():
-        distributions(passes)
-    assert reason in passes.counts.fall_backs[0]
-
-
-# ------------------------------------------------------------------ classes
 
 ENDINGS = ("ForCausalLM", "LMHeadModel")
 NO_POSITIONS = "its forward has no position_ids"

@@ -195,15 +195,9 @@ def test_hooks_and_caches_of_the_caller_are_not_recorded() -> None:
     assert not recorded._kept
 
 
-def waits(logits: torch.Tensor) -> torch.Tensor:
-    return logits + int(logits.sum() > 1e9)
-
-
-def selects(logits: torch.Tensor) -> torch.Tensor:
-    return logits + logits[logits > 1e9].sum()
-
-
-@pytest.mark.parametrize("change", [waits, selects])
+@pytest.mark.parametrize(
+    "change", [lambda logits: logits + int(logits.sum() > 1e9), lambda logits: logits + logits[logits > 1e9].sum()]
+)
 def test_waiting_passes_are_not_recorded(
     change: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,8 +211,6 @@ def test_waiting_passes_are_not_recorded(
     check_equal(run(assistant, target, given), expected)
     assert any("the target's passes are not recorded: a pass waits" in reason for reason in assistant.stats.fallbacks)
 
-
-# ------------------------------------------------------------------ classes
 
 NOT_RECORDED = {"Falcon", "Mvp", "TrOCR", "XGLM"}
 """Classes whose passes wait for the device, without their endings; see docs/gpu.md."""

@@ -15,8 +15,6 @@ from uag.proposal import Proposal
 from uag.vllm import Proposer
 from uag.vllm.drafter import open_for_requests
 
-# ---------------------------------------------------------------------- errors at startup
-
 
 def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
     with pytest.raises(LoadingError, match="no model folder"):
@@ -45,9 +43,6 @@ def test_a_target_with_a_state_is_refused(is_hybrid: bool) -> None:
 def test_a_draft_that_cannot_serve_requests_is_refused(class_name: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         open_for_requests(tiny_of_class(class_name), 90)
-
-
-# ---------------------------------------------------------------------- the contract
 
 
 def test_requests_are_drafted_to_their_end() -> None:
@@ -184,9 +179,6 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
     later = [running.step(served, [0, 1]) for _ in range(8)]
     assert any(any(rows) for rows in later)
     assert len(drafter.model.rows) == 2
-
-
-# ---------------------------------------------------------------------- ranks
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from tests.support.calls import (
-    GREEDY,
-    PROMPTS,
-    SAMPLED,
-    OracleDrafter,
-    assistant_of,
-    compare,
-    left_padded,
-    oracle,
-    pair,
-    seeded,
-)
+from tests.support.callers import OracleDrafter
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, compare, left_padded, oracle, pair, seeded
 from uag.assistant import Assistant
 from uag.decoding import verdict
 from uag.errors import OptionError, UnsupportedError

@@ -11,21 +11,8 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, StaticCache, StoppingCriteria
 
 import uag
-from tests.support.calls import (
-    GREEDY,
-    NEW,
-    PROMPTS,
-    ROWS,
-    OracleDrafter,
-    Puts,
-    assistant_of,
-    batch,
-    compare,
-    left_padded,
-    oracle,
-    pair,
-    raises_at,
-)
+from tests.support.callers import OracleDrafter, Puts, raises_at
+from tests.support.calls import GREEDY, NEW, PROMPTS, ROWS, assistant_of, batch, compare, left_padded, oracle, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from uag.hf import passes

@@ -1,6 +1,7 @@
 """Targets' passes in one call of the kernels: what they compute, when they run, and that nothing else changes."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -150,25 +151,16 @@ def test_changed_weights_count_in_the_next_call() -> None:
     assert not after.equal(before)
 
 
-def scale_embedding(target: Any) -> None:
-    target.get_input_embeddings().embed_scale.fill_(0.5)
+AFTERWARDS: dict[str, Callable[[Any], Any]] = {
+    "embedding": lambda target: target.get_input_embeddings().embed_scale.fill_(0.5),
+    "scores": lambda target: [setattr(layer.self_attn, "scaling", 0.01) for layer in target.model.layers],
+    "eps": lambda target: setattr(target.model.norm, "eps", 5.0),
+    "soft cap": lambda target: setattr(target.config, "final_logit_softcapping", 0.02),
+}
 
 
-def scale_scores(target: Any) -> None:
-    for layer in target.model.layers:
-        layer.self_attn.scaling = 0.01
-
-
-def change_eps(target: Any) -> None:
-    target.model.norm.eps = 5.0
-
-
-def cap_logits(target: Any) -> None:
-    target.config.final_logit_softcapping = 0.02
-
-
-@pytest.mark.parametrize("change", [scale_embedding, scale_scores, change_eps, cap_logits])
-def test_what_changes_after_the_first_call_is_described_again(change: Any) -> None:
+@pytest.mark.parametrize("change", AFTERWARDS.values(), ids=AFTERWARDS)
+def test_what_changes_after_the_first_call_is_described_again(change: Callable[[Any], Any]) -> None:
     target, tokenizer = tiny_target("gemma2")
     target = copy.deepcopy(target)
     given = left_padded(PROMPTS[:1]) | GREEDY | {"return_dict_in_generate": True, "output_logits": True}

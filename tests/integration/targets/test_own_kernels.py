@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
+from tests.support.callers import raises_at
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded
 from tests.support.grids import covering
 from tests.support.models import tiny_model, tiny_of_class
 from uag.hf import devices

@@ -108,32 +108,25 @@ def test_standard_input_that_is_not_utf_8(run: Run, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk", "utf-8"])
-def test_json_in_other_encodings(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    prompt = "caf\u00e9 \U0001f680 \u4f60"
-    monkeypatch.setattr(bench, "complete", lambda *_, **__: Completion(prompt, (1,), (prompt,), ("target",), STATS))
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["generate", "-p", prompt, "--json"])
-    assert caught.value.code == 0
-    out = written.getvalue().decode(encoding)
-    assert json.loads(out)["text"] == prompt
-    assert (prompt in out) is (encoding == "utf-8")
+def test_text_and_json_in_other_encodings(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    prompt, outs = "caf\u00e9 \U0001f680 \u4f60", list[str]()
 
-
-@pytest.mark.usefixtures("loaded")
-def test_streamed_text_in_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def complete(*_: Any, **__: Any) -> Completion:
-        print("caf\u00e9 \u4f60")
-        return Completion("x", (1,), ("x",), ("target",), STATS)
+    def complete(*_: Any, streams: bool, **__: Any) -> Completion:
+        if streams:
+            print(prompt)
+        return Completion(prompt, (1,), (prompt,), ("target",), STATS)
 
     monkeypatch.setattr(bench, "complete", complete)
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["generate", "-p", "x"])
-    assert caught.value.code == 0
-    assert written.getvalue() == b"caf\\xe9 \\u4f60\n"
+    for flags in ([], ["--json"]):
+        written = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["generate", "-p", prompt, *flags])
+        assert caught.value.code == 0
+        outs.append(written.getvalue().decode(encoding))
+    assert outs[0] == prompt.encode(encoding, "backslashreplace").decode(encoding) + "\n"
+    assert json.loads(outs[1])["text"] == prompt
+    assert (prompt in outs[1]) is (encoding == "utf-8")
 
 
 def test_serve_names_the_extra_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

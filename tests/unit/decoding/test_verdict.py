@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import DynamicCache, StaticCache
 
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, Watches, assistant_of, left_padded, pair
+from tests.support.callers import Watches
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, left_padded, pair
 from uag.decoding import loop
 from uag.decoding.verdict import Verdict, examine
 from uag.hf.cache.caches import CACHE

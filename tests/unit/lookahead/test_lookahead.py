@@ -163,9 +163,6 @@ def test_the_pass_over_the_prompt_says_nothing_about_others() -> None:
     assert not lookahead.costs.block.points
 
 
-# ---------------------------------------------------------------------- faults of the clock
-
-
 def num_plain_after_fault(start: int, length: int, slowness: float, stall_s: float, num_before: int) -> int:
     """Return the plain passes between the end of a fault and the third round that drafts again.
 
@@ -230,9 +227,6 @@ def test_after_a_fault_of_the_clock_the_draft_is_soon_used_again(
     for length in lengths:
         waits = [num_plain_after_fault(start, length, slowness, stall_s, num_before) for start in range(0, 30, 3)]
         assert max(waits) <= 10, (length, waits)
-
-
-# ---------------------------------------------------------------------- reading prompts
 
 
 def test_a_prompt_that_takes_longer_to_read_than_can_be_won_is_not_read() -> None:
@@ -324,9 +318,6 @@ def test_accepted_free_candidates_count_as_output_tokens() -> None:
     lookahead.begin(1, "greedy", 0, 100)
     lookahead.learn_round(Round(9, 0.0, 1.0, [], num_tokens=10.0))
     assert lookahead._num_left == 90.0
-
-
-# ---------------------------------------------------------------------- options and free candidates
 
 
 def test_a_fixed_length_is_kept_whatever_it_costs() -> None:

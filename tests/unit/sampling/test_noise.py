@@ -31,9 +31,6 @@ def test_the_check_at_first_use_detects_a_device_that_draws_otherwise(monkeypatc
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---------------------------------------------------------------------- the tape
-
-
 def new_tape() -> NoiseTape:
     return NoiseTape(2, 9, CPU, torch.Generator().manual_seed(3))
 

@@ -60,9 +60,6 @@ def test_equal_distributions_reject_nothing() -> None:
     assert residual(probs, probs).tolist() == probs.tolist()
 
 
-# ---------------------------------------------------------------------- the draft's distribution
-
-
 def test_the_proposals_distribution_follows_the_options() -> None:
     probs = np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32)
     assert proposal_probs(probs, 4, Warpers()) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=1e-7)
@@ -91,9 +88,6 @@ def test_the_penalty_acts_on_logits() -> None:
     probs, normalizer = torch.softmax(logits, -1).numpy(), float(torch.logsumexp(logits, -1))
     found = proposal_probs(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 3, 77}, log_normalizer=normalizer)
     assert found == pytest.approx(torch.softmax(torch.tensor([1.0, 1.0, -2.0]), -1).tolist(), abs=1e-6)
-
-
-# ---------------------------------------------------------------------- end to end, every outcome
 
 
 class Explorer:
@@ -227,9 +221,6 @@ def test_the_wiring_by_draws() -> None:
     assert ((counts - num * target_probs) ** 2 / (num * target_probs)).sum() < 29.9
     accepted = np.mean([p.target_id == t for p, t in zip(proposals, chosen.tolist(), strict=True)])
     assert accepted == pytest.approx(np.minimum(target_probs, draft_probs).sum(), abs=0.005)
-
-
-# ---------------------------------------------------------------------- refusals
 
 
 def test_other_tokenizers_are_refused() -> None:
