@@ -127,18 +127,8 @@ CRITERIA: dict[str, Callable[[Any], StoppingCriteria]] = {
 """Criteria of transformers' classes that a caller passes; `generate` may make others of the same class."""
 
 EXTRAS = (
-    "threads",
-    *(["fork"] if hasattr(os, "fork") else []),
-    *CRITERIA,
-    "ends",
-    "ends often",
-    "config",
-    "embeds",
-    "synthid",
-    "no mask",
-    "generator",
-    *OBJECTS,
-    *CACHES,
+    *("threads", *(["fork"] if hasattr(os, "fork") else []), *CRITERIA, "ends", "ends often", "config", "embeds"),
+    *("synthid", "no mask", "generator", *OBJECTS, *CACHES),
 )
 """The extras of a case, in addition to options that are plain data."""
 

@@ -95,8 +95,8 @@ def compare(
     Args:
         target: the target.
         given: keyword arguments of `generate`; each call gets a copy.
-        assistant: the assistant; None for one that drafts the target's output with some wrong ids.
-        seed: seed of the generator.
+        assistant: None for one that drafts the target's output with some wrong ids.
+        seed: of the generator.
         plain: the model of plain decoding, if it differs.
         door: entry point: "generate", "custom_generate", or "install" for the assistant's draft.
         spoil: share of wrong ids, see `OracleDrafter`.

@@ -13,11 +13,8 @@ from tests.support.calls import left_padded
 from uag.bench import heldout_prompts
 from uag.loading import Pair, load_pair
 
-STORY_PAIRS = (
-    ("stories-tok361", "stories260K"),
-    ("stories260K", "stories-tok105"),
-    ("stories-tok105", "stories-tok361"),
-)
+_STORIES = ("stories-tok361", "stories260K", "stories-tok105")
+STORY_PAIRS = tuple(zip(_STORIES, (*_STORIES[1:], _STORIES[0]), strict=True))
 PAIRS = (*STORY_PAIRS, ("demo-target", "demo-draft"))
 
 _STORY = (

@@ -26,14 +26,7 @@ _SEEDS = {"Speech2TextForConditionalGeneration": 2}  # with others it writes pad
 
 
 class SharedDrafter(OracleDrafter):
-    """Proposes the target's own continuation, with a given share of correct ids, and does not check what is written.
-
-    Args:
-        outputs: the target's continuation of each row, computed in advance.
-        vocab_size: size of the target's head.
-        share: share of correct ids.
-        seed: seed for the wrong ids and the confidences.
-    """
+    """Proposes the target's own continuation, with a given share of correct ids, and does not check what is written."""
 
     strategy = "share"
 
@@ -186,9 +179,7 @@ def _replays(model: Any, given: dict[str, Any], found: torch.Tensor) -> bool:
     if model.config.is_encoder_decoder or "input_ids" not in given:
         return False
     width = given["input_ids"].shape[1]
-    texts = [
-        Text(str(row), tuple(ids[:width]), output_ids=tuple(ids[width:])) for row, ids in enumerate(found.tolist())
-    ]
+    texts = [Text("", tuple(ids[:width]), output_ids=tuple(ids[width:])) for ids in found.tolist()]
     counts = list(Replay(ModelDrafter(model, None), models.head_size(model)).count(texts))
     return sum(accepted for _, accepted in counts) > 0
 

@@ -39,9 +39,7 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [*MODULES, "benchmarks.demo_pair"])
-def test_each_script_shows_its_usage(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripts_show_usage(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if name in WITHOUT_COMMANDS:
         assert load(name).__doc__
         return

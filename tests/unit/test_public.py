@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -75,12 +74,6 @@ def test_an_assistant_takes_an_object_names_or_both() -> None:
     assert not shared.trust_changes  # the caller's object is copied
 
 
-@pytest.mark.parametrize("wrong", [{}, {"memory": True}, [], 3, "x", BenchOptions])
-def test_what_is_no_options_object_is_refused(wrong: Any) -> None:
-    with pytest.raises(OptionError, match=r"options=.* must be a uag\.Options, or None"):
-        uag.Assistant(None, options=wrong)
-
-
 def test_an_unknown_option_names_the_function_that_got_it() -> None:
     with pytest.raises(
         TypeError, match=r"Assistant\(\) got an unexpected keyword argument 'nonsense'; options are comp"
@@ -128,8 +121,3 @@ def test_options_of_a_benchmark_are_those_of_its_assistants() -> None:
     assert uag.Assistant(None, options=options).options.draft_independent
     with pytest.raises(OptionError, match="draft_independent=True promises"):
         replace(options, sampling="rejection")
-
-
-def test_the_draft_weights_of_an_assistant_are_named_if_they_are_unknown() -> None:
-    with pytest.raises(OptionError, match="draft_weights='int2' must be one of 'int8', 'int4', 'model', or None"):
-        uag.Assistant(None, draft_weights="int2")

@@ -46,9 +46,7 @@ class Remembers(StoppingCriteria):
 
 
 @covering("eos, outputs, num_rows, options", (False, True), ({}, SCORES), (1, 3), (GREEDY, SAMPLED))
-def test_criteria_are_called_per_step(
-    eos: bool, outputs: dict[str, Any], num_rows: int, options: dict[str, Any]
-) -> None:
+def test_criteria_called_per_step(eos: bool, outputs: dict[str, Any], num_rows: int, options: dict[str, Any]) -> None:
     target = pair(eos=eos)[0]
     given = left_padded(PROMPTS[:num_rows]) | options | outputs | {"stopping_criteria": [Remembers()]}
     assert compare(target, given, assistant_of(eos=eos)).num_candidate_tokens > 0

@@ -64,11 +64,8 @@ NAMES = ("llama", "mistral", "gpt2", "bart", "bloom", "lfm2", "qwen3_next")
 
 @covering("name, value, num_rows, kind, is_sampled",
           NAMES, (float("nan"), float("inf")), (1, 3), tuple(CALLS), (False, True), strength=1)  # fmt: skip
-def test_candidates_that_overflow_change_nothing(
-    name: str, value: float, num_rows: int, kind: str, is_sampled: bool
-) -> None:
+def test_overflows_change_nothing(name: str, value: float, num_rows: int, kind: str, is_sampled: bool) -> None:
     if kind == "static" and name not in ("llama", "mistral", "gpt2"):
         kind = "dynamic"
-    check(
-        overflowing(name, value), num_rows, (SAMPLED if is_sampled else GREEDY) | {"max_new_tokens": 14} | CALLS[kind]
-    )
+    options = (SAMPLED if is_sampled else GREEDY) | {"max_new_tokens": 14} | CALLS[kind]
+    check(overflowing(name, value), num_rows, options)

@@ -14,6 +14,7 @@ from tests.support.callers import OracleDrafter, count_passes
 from tests.support.calls import compare
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
+from uag.bench import BenchOptions
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.hf.cache.caches import CACHE
 
@@ -147,6 +148,9 @@ def test_a_pair_without_common_bytes() -> None:
         uag.Assistant(draft, draft_tokenizer, tokenizer)
 
 
+NO_OPTIONS: list[Any] = [{}, {"memory": True}, [], 3, "x", BenchOptions]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -158,6 +162,9 @@ def test_a_pair_without_common_bytes() -> None:
         ({"prompt_lookup": 3}, r"prompt_lookup=3 must be True or False"),
         ({"compile_draft": "yes"}, r"compile_draft='yes' must be True or False"),
         ({"generator": 7}, r"generator=7 must be a torch.Generator"),
+        ({"sampling": "typical"}, "sampling='typical' must be one of 'shared-noise', 'rejection'"),
+        ({"draft_weights": "int2"}, "draft_weights='int2' must be one of 'int8', 'int4', 'model', or None"),
+        *(({"options": wrong}, r"options=.* must be a uag\.Options, or None") for wrong in NO_OPTIONS),
         ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were passed"),
     ],
 )

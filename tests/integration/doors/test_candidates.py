@@ -140,16 +140,11 @@ def test_a_real_draft_follows_any_ids(name: str) -> None:
         ({"eos_id": 12}, [1, 2, 11, 12]),
     ],
 )
-def test_candidates_end_at_the_length_limit_and_at_eos(limits: dict[str, int], expected: list[int]) -> None:
+def test_candidates_end_at_limits_eos_and_the_last_position(limits: dict[str, int], expected: list[int]) -> None:
     generator = oracle_generator(list(range(11, 31)), prepared(**limits), num_candidate_tokens=8)
     assert generator.get_candidates(torch.tensor([[1, 2]]))[0].tolist() == [expected]
-
-
-def test_candidates_stay_within_the_models_positions() -> None:
-    bound = max_positions(models("gpt2")[0])
-    generator = oracle_generator(list(range(11, 31)), prepared(), num_candidate_tokens=8)
-    ids = torch.ones((1, bound - 3), dtype=torch.long)
-    assert generator.get_candidates(ids)[0].shape[1] == bound
+    ids = torch.ones((1, max_positions(models("gpt2")[0]) - 3), dtype=torch.long)
+    assert oracle_generator(list(range(11, 31)), prepared()).get_candidates(ids)[0].shape[1] == ids.shape[1] + 3
 
 
 @contextmanager

@@ -62,9 +62,7 @@ def test_two_messages_and_ctrl_d(target: str) -> None:
     assert errors.count("cross-tokenizer: 12 tokens in") == 2
 
 
-def test_target_without_a_chat_template_is_refused_before_the_first_message(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_without_a_chat_template(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     code, _, errors = run_cli(capsys, "generate")
     assert code == 2

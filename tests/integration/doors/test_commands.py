@@ -33,9 +33,7 @@ def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> Non
     assert len({*showcase["sources"]}) > 1
 
 
-def test_generate_streams_plain_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_generate_streams(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     prompt = heldout_prompts()[0].text
     expected = plain_text(demo().target, demo().target_tokenizer, prompt, max_new_tokens=24, do_sample=False)
     monkeypatch.setattr("sys.stdin", io.StringIO(prompt))
@@ -64,9 +62,7 @@ def test_generate_samples_from_its_seed(capsys: pytest.CaptureFixture[str]) -> N
         ),
     ],
 )
-def test_an_unusable_prompt_is_one_line_and_code_2(
-    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
-) -> None:
+def test_an_unusable_prompt_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
     code, out, err = run(capsys, "generate", "--json", *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(message)

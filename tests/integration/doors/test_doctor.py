@@ -51,9 +51,7 @@ def test_the_targets_own_copy_is_one_of_the_drafts(capsys: pytest.CaptureFixture
     assert useless["num_accepted_tokens"] == 0
 
 
-def test_drafts_named_like_arms(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_like_arms(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = ["plain", "uag"]
     for name in names:
@@ -80,9 +78,7 @@ def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFi
     assert environment.startswith(f"float32; {kernel.describe()}; ")
 
 
-def test_all_names_are_checked_before_measuring(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_names_are_checked_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure", lambda *_, **__: pytest.fail("measured"))
     code, _, err = run_cli(capsys, "doctor", TARGET, DRAFT, "./no-such-draft")
     assert code == 2

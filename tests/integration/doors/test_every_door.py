@@ -61,9 +61,7 @@ def test_the_demo_pair_drafts_without_a_fallback(demo: Pair, given: dict[str, An
     assert stats.num_target_forwards < OPTIONS["max_new_tokens"]
 
 
-def test_the_candidate_generator_drafts_without_a_fallback(
-    demo: Pair, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_candidate_generator_drafts(demo: Pair, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     plain, proposed, propose = demo.target.generate(**given), list[list[int]](), CandidateGenerator._propose
 
     def noting(self: CandidateGenerator, ids: list[int]) -> list[int]:

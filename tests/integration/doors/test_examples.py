@@ -31,22 +31,17 @@ def test_minimal_equals_plain_decoding_and_uag(options: dict[str, Any]) -> None:
     pair = demo()
     draft = MINIMAL["Draft"](pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
-    num_passes = num_uag_passes = 0
-    for seed, prompt in enumerate(heldout_prompts()[:1]):
-        inputs = pair.target_tokenizer(prompt.content[:200], return_tensors="pt")
-        prompt_ids = inputs["input_ids"][0].tolist()
-        arguments = {**inputs, **options, "max_new_tokens": NUM_TOKENS}
-        torch.manual_seed(seed)
-        plain = pair.target.generate(**arguments)[0, len(prompt_ids) :].tolist()
-        state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        assisted = assistant.generate(pair.target, **arguments, num_assistant_tokens=MINIMAL["NUM_CANDIDATES"])
-        torch.manual_seed(seed)
-        output, num = MINIMAL["generate"](pair.target, draft, prompt_ids, NUM_TOKENS, options.get("temperature", 0.0))
-        assert output == plain == assisted[0, len(prompt_ids) :].tolist()
-        assert torch.equal(torch.get_rng_state(), state)
-        num_passes += num
-        num_uag_passes += assistant.stats.num_target_forwards - 1  # its pass over the prompt has no candidates
+    inputs = pair.target_tokenizer(heldout_prompts()[0].text[:200], return_tensors="pt")
+    prompt_ids, arguments = inputs["input_ids"][0].tolist(), {**inputs, **options, "max_new_tokens": NUM_TOKENS}
+    plain = seeded(0, pair.target.generate, **arguments)
+    state = torch.get_rng_state()
+    size = MINIMAL["NUM_CANDIDATES"]
+    assert seeded(0, assistant.generate, pair.target, **arguments, num_assistant_tokens=size).equal(plain)
+    num_uag_passes = assistant.stats.num_target_forwards - 1  # its pass over the prompt has no candidates
+    own = pair.target, draft, prompt_ids, NUM_TOKENS, options.get("temperature", 0.0)
+    output, num_passes = seeded(0, MINIMAL["generate"], *own)
+    assert prompt_ids + output == plain[0].tolist()
+    assert torch.equal(torch.get_rng_state(), state)
     assert num_passes < 2 * NUM_TOKENS * 0.75, "the draft helps"
     assert abs(num_passes - num_uag_passes) <= 0.2 * num_uag_passes, "its projection is as good as uag's"
 
@@ -69,9 +64,7 @@ def test_minimal_ends_at_eos_as_plain_decoding_does(monkeypatch: pytest.MonkeyPa
 DISTILL = str(ROOT / "examples" / "distill.py")
 
 
-def test_a_distilled_draft_is_accepted_more_often_and_ready_to_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_distilled_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("accelerate")
     draft, output, prompts = tmp_path / "draft", tmp_path / "output", tmp_path / "prompts.txt"
     tokenizer = AutoTokenizer.from_pretrained(demo_folder("draft"))
@@ -124,9 +117,7 @@ def test_beams_through_the_folder_equal_those_of_transformers(tmp_path: Path, mo
 
 
 @covering("has_draft, do_sample", (False, True), (False, True), strength=1)
-def test_the_folder_equals_plain_decoding(
-    has_draft: bool, do_sample: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_plain(has_draft: bool, do_sample: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     pair = demo()
     inputs = pair.target_tokenizer(["def read_lines(path):\n"], return_tensors="pt")

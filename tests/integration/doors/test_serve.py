@@ -119,7 +119,7 @@ def test_a_completion_is_plain_decodings(server: Running) -> None:
     before = server.get("/v1/uag/stats")
     expected = server.plain()
     assert "".join(chunk.choices[0].text for chunk in server.complete(stream=True)) == expected
-    answer = server.complete()
+    answer = server.complete(stop=[], logit_bias={})  # empty, as clients of OpenAI's API send them
     assert answer.choices[0].text == expected
     assert answer.choices[0].finish_reason == "length"
     after = server.counted(before["num_calls"] + 2)
@@ -132,7 +132,7 @@ def test_a_chat_is_plain_decodings(server: Running) -> None:
     expected = server.plain(CHAT[0]["content"] + "\n")
     options: dict[str, Any] = {"model": server.name, "messages": CHAT, "max_tokens": NEW}
     create = server.client.chat.completions.create
-    assert create(**options).choices[0].message.content == expected
+    assert create(**options, stop=[], logit_bias={}).choices[0].message.content == expected
     streamed = (chunk.choices[0].delta.content for chunk in create(**options, stream=True))
     assert "".join(text or "" for text in streamed) == expected
 
@@ -195,8 +195,11 @@ def test_a_seed_and_a_temperature(server: Running) -> None:
     torch.manual_seed(11)
     expected = server.plain(**sampling)
     body = {"generation_config": json.dumps(sampling)}
-    assert server.complete(seed=11, extra_body=body).choices[0].text == expected
-    assert expected != server.plain()
+    assert server.complete(seed=11, extra_body=body).choices[0].text == expected != server.plain()
+    torch.manual_seed(5)
+    expected = server.plain(do_sample=True, temperature=1.5)  # the target's config does not say do_sample
+    assert server.complete(seed=5, temperature=1.5).choices[0].text == expected != server.plain()
+    assert server.complete(seed=5, temperature=0).choices[0].text == server.plain()
 
 
 def test_a_stop_string(server: Running) -> None:
@@ -362,22 +365,6 @@ def test_drawn_requests_get_an_answer_or_a_reason(server: Running, path: str) ->
         statuses.append(status)
     assert {200, 400} <= set(statuses)
     assert server.complete(max_tokens=2).choices[0].text == server.plain(max_new_tokens=2)
-
-
-def test_empty_fields_are_none(server: Running) -> None:
-    """As in OpenAI's API, whose clients send them."""
-    assert server.complete(stop=[], logit_bias={}).choices[0].text == server.plain()
-    create = server.client.chat.completions.create
-    answer = create(model=server.name, messages=CHAT, max_tokens=NEW, stop=[], logit_bias={})
-    assert answer.choices[0].message.content == server.plain(CHAT[0]["content"] + "\n")
-
-
-def test_a_temperature_samples(server: Running) -> None:
-    """Also where the target's config does not say do_sample."""
-    torch.manual_seed(5)
-    expected = server.plain(do_sample=True, temperature=1.5)
-    assert server.complete(seed=5, temperature=1.5).choices[0].text == expected != server.plain()
-    assert server.complete(seed=5, temperature=0).choices[0].text == server.plain()
 
 
 def test_a_requests_time_limit_holds(server: Running) -> None:

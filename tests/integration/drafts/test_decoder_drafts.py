@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import multiprocessing
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
+from tests.support.forked import forked, needs_fork
 from tests.support.grids import covering
 from tests.support.models import tiny_target, twin
 from tests.support.rollbacks import check_rollbacks
@@ -83,26 +82,14 @@ def replace(model: Any, state: dict[str, Any]) -> None:
         setattr(model.get_submodule(owner), last, torch.nn.Parameter(value.clone()))
 
 
-def copy_in_place(model: Any, state: dict[str, Any]) -> None:
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.copy_(state[name])
-
-
-def copy_data(model: Any, state: dict[str, Any]) -> None:
-    for name, value in model.named_parameters():
-        value.data.copy_(state[name])
-
-
-def point_data(model: Any, state: dict[str, Any]) -> None:
-    for name, value in model.named_parameters():
-        value.data = state[name].clone()
+def each_parameter(change: Callable[[Any, torch.Tensor], Any]) -> Callable[[Any, dict[str, Any]], Any]:
+    return lambda model, state: [change(value, state[name]) for name, value in model.named_parameters()]
 
 
 CHANGES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    "in place": copy_in_place,
-    "data in place": copy_data,
-    "data": point_data,
+    "in place": torch.no_grad()(each_parameter(lambda value, new: value.copy_(new))),
+    "data in place": each_parameter(lambda value, new: value.data.copy_(new)),
+    "data": each_parameter(lambda value, new: setattr(value, "data", new.clone())),
     "load_state_dict": lambda model, state: model.load_state_dict(state),
     "load_state_dict(assign=True)": lambda model, state: model.load_state_dict(state, assign=True),
     "parameters": replace,
@@ -188,10 +175,7 @@ def with_nan(place: str) -> Change:
     ("change", "options"),
     [
         *((with_nan(place), {}) for place in ("model.norm", "lm_head", "model.layers.1.mlp.down_proj")),
-        (
-            lambda draft: setattr(draft.model.layers[1].self_attn, "scaling", None),
-            {},
-        ),  # left to PyTorch's own attention
+        (lambda draft: vars(draft.model.layers[1].self_attn).update(scaling=None), {}),  # PyTorch's own attention
         (lambda _: None, {"own_kernels": False}),
         (lambda _: None, {"library": None}),
     ],
@@ -243,23 +227,13 @@ def test_threads_draft_at_once(is_one: bool) -> None:
     assert "one call" in how(assistants[0])
 
 
-def _in_child(assistant: uag.Assistant, target: Any, given: dict[str, Any], results: Any) -> None:
-    results.put((assistant.generate(target, **given).tolist(), how(assistant)))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@needs_fork
 def test_a_forked_process_drafts() -> None:
     target, tokenizer, _, _ = pair("llama")
     assistant, given = assistant_of(), batch(tokenizer, 1) | GREEDY
     expected = assistant.generate(target, **given).tolist()
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    child = context.Process(target=_in_child, args=(assistant, target, given, results))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert results.get() == (expected, "in one call, int8")
-    results.close()
+    found = forked(lambda: (assistant.generate(target, **given).tolist(), how(assistant)))
+    assert found == (expected, "in one call, int8")
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

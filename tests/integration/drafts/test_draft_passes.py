@@ -40,9 +40,7 @@ def test_every_token_sees_its_ancestors_only(
 
 @pytest.mark.parametrize("kind", [TorchPasses, uncompiled])
 @pytest.mark.parametrize("num_rows", [1, 2])
-def test_padding_and_rejected_tokens_that_overflow_change_nothing(
-    kind: Callable[[Any], TorchPasses], num_rows: int
-) -> None:
+def test_padding_and_rejections_that_overflow_change_nothing(kind: Callable[[Any], TorchPasses], num_rows: int) -> None:
     """Slots behind the mask have weight 0, but 0 times NaN is NaN."""
     model, _ = tiny_target("llama")
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -1,7 +1,6 @@
 """The draft model is not changed, and may have a different dtype, context or head."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
-from tests.support.forked import elsewhere
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tiny_classes import tiny_config
@@ -66,35 +64,6 @@ def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: i
         draft.eval()
     assert stats.num_candidate_tokens == in_evaluation.num_candidate_tokens > 0
     assert stats.num_accepted_tokens == in_evaluation.num_accepted_tokens
-
-
-def test_a_draft_in_training_mode_serves_two_threads() -> None:
-    """One thread's pass ends while the other one's has begun: its dropout draws nothing."""
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    draft = copy.deepcopy(draft).train()
-    own, given, found = draft.transformer.wpe.forward, left_padded(PROMPTS[:1]) | GREEDY, []
-
-    def call() -> uag.Stats:
-        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, draft_weights="model")
-        assistant.generate(target, **given)
-        return assistant.stats
-
-    def held(wait: Callable[[], None]) -> None:
-        def forward(*args: Any) -> Any:
-            draft.transformer.wpe.forward = own
-            wait()
-            return own(*args)
-
-        draft.transformer.wpe.forward = forward
-        found.append(call())
-
-    call()  # with the draft's trials
-    state = torch.get_rng_state()
-    with elsewhere(held):
-        found.append(call())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert found[0].num_accepted_tokens == found[1].num_accepted_tokens > 0
-    assert all(module.training for module in draft.modules())
 
 
 @covering("is_shared, num_rows", (False, True), (1, 3), strength=1)
@@ -141,9 +110,7 @@ def test_each_tokenizer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_passes", [0, 5])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyError])
-def test_after_a_failed_draft_pass_the_call_continues_without_the_draft(
-    error: type[Exception], num_passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_outlast_failed_drafts(error: type[Exception], num_passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer, draft, _ = pair("gpt2")
     assistant = assistant_of("gpt2")
     given = batch(tokenizer, 3) | GREEDY

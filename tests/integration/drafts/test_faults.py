@@ -44,9 +44,7 @@ def demo_calls(num: int) -> uag.Stats:
 
 
 @covering("place, stalled, stall_s", (1, 5, 9), ("target", "drafts"), (0.05, 5.0), strength=1)
-def test_a_stalled_pass_switches_nothing_off(
-    monkeypatch: pytest.MonkeyPatch, stalled: str, place: int, stall_s: float
-) -> None:
+def test_stalls_switch_nothing_off(monkeypatch: pytest.MonkeyPatch, stalled: str, place: int, stall_s: float) -> None:
     clock = replace_clocks(monkeypatch, 0.02, 0.004)[stalled]
     clock.stalls, clock.stall_s = range(place, place + 2), stall_s
     stats = demo_calls(1)

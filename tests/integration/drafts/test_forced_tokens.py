@@ -176,9 +176,7 @@ def test_a_forced_token_that_another_processor_excludes_is_rejected(options: dic
     ],
     ids=["processor", "criterion", "batch"],
 )
-def test_beside_other_code_of_the_caller_or_another_row_the_function_is_not_asked_ahead(
-    others: Callable[[], dict[str, Any]], prompts: list[list[int]]
-) -> None:
+def test_beside_others_nothing_is_asked_ahead(others: Callable[[], dict[str, Any]], prompts: list[list[int]]) -> None:
     stats, _ = both(lambda: Template(steps(2, 10)), GREEDY, others=others, prompts=prompts)
     assert "constraint" not in stats.candidates_by_source
 
@@ -191,9 +189,8 @@ def test_the_callers_processor_is_not_changed() -> None:
     expected = pair()[0].generate(**given).tolist()
     assert assistant.generate(pair()[0], **given).tolist() == expected
     assert assistant.stats.accepted_by_source["constraint"] > 3
-    assert processor(torch.tensor([PROMPTS[0]]), torch.zeros(1, head_size(pair()[0]))).isfinite().sum() == len(
-        EVERYTHING
-    )
+    scores = processor(torch.tensor([PROMPTS[0]]), torch.zeros(1, head_size(pair()[0])))
+    assert scores.isfinite().sum() == len(EVERYTHING)
     assert vars(processor)["_prefix_allowed_tokens_fn"] is template
 
 

@@ -92,9 +92,7 @@ def spoiled(ids: list[int], every: int = 6) -> list[int]:
 
 
 @covering("num_rows, options, eos, has_draft", (1, 3), (GREEDY, SAMPLED), (False, True), (False, True))
-def test_ids_and_generator_are_plain_decodings(
-    num_rows: int, options: dict[str, Any], eos: bool, has_draft: bool
-) -> None:
+def test_ids_and_generator_are_plain(num_rows: int, options: dict[str, Any], eos: bool, has_draft: bool) -> None:
     target, tokenizer, *_ = pair(eos=eos)
     given = left_padded(PROMPTS[:num_rows]) | options
     output = seeded(7, target.generate, **given)[:, given["input_ids"].shape[1] :]

@@ -130,9 +130,7 @@ def standing(matcher: Any) -> Any:
 
 @MODES
 @pytest.mark.parametrize("source", ["lookup", "draft", "draft of a fixed length"])
-def test_forced_tokens_save_passes_and_change_nothing(
-    schemas: JsonSchemas, source: str, options: dict[str, Any]
-) -> None:
+def test_forced_tokens_save_passes(schemas: JsonSchemas, source: str, options: dict[str, Any]) -> None:
     assistant = lookup() if source == "lookup" else drafted(None if source == "draft" else 4)
     stats, (text,) = both(partial(schemas.processor, SCHEMA), assistant, options)
     check(text)

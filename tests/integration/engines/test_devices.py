@@ -223,9 +223,7 @@ def _without_float64(double: Any) -> Any:
 
 
 @ROWS
-def test_device_that_stops_late_ends_with_plain_decodings_generator(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_that_stops_late_ends_with_the_plain_generator(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers does on MPS since 5.23."""
     monkeypatch.setattr(DeferredStopCheck, "is_supported", staticmethod(lambda *args, **kwargs: True))
     target, assistant = pair(eos=True)

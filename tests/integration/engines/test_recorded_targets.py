@@ -198,9 +198,7 @@ def test_hooks_and_caches_of_the_caller_are_not_recorded() -> None:
 @pytest.mark.parametrize(
     "change", [lambda logits: logits + int(logits.sum() > 1e9), lambda logits: logits + logits[logits > 1e9].sum()]
 )
-def test_waiting_passes_are_not_recorded(
-    change: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_wait_is_recorded(change: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer = on_device()
     given = prompts() | GREEDY
     expected = run(independent(tokenizer), target, given)

@@ -192,9 +192,8 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
     ],
 )
 def test_one_tensor_parallel_rank_drafts(rank: int, tensor_parallel: int, backend: str | None, drafts: bool) -> None:
-    made = Proposer(
-        config(TARGET, DRAFT, rank=rank, tensor_parallel=tensor_parallel, backend=backend, min_confidence=0.0)
-    )
+    options: dict[str, Any] = {"rank": rank, "tensor_parallel": tensor_parallel, "backend": backend}
+    made = Proposer(config(TARGET, DRAFT, min_confidence=0.0, **options))
     assert made.is_drafting == drafts
     made.load_model(None)
     assert bool(made.propose(*demo_engine().buffers([0, 1]))[0]) == drafts

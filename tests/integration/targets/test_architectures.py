@@ -16,11 +16,7 @@ from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft,
 from uag.errors import UnsupportedError
 from uag.hf.cache.caches import CACHE
 
-TEXTS = (
-    "The quick brown fox jumps over the lazy dog, and",
-    "def add(first,",
-    "Ein kleiner Bär ging über die Straße; naïve",
-)
+TEXTS = ("The quick brown fox jumps over the lazy dog", "def add(first,", "Ein kleiner Bär ging über die Straße; naïve")
 NEW = 12
 FEW = 8
 """New tokens where a model drafts: its passes cost most, and a few rounds show what is wrong."""
@@ -209,7 +205,7 @@ PLAIN = {**ONE_TOKEN, **{name: (*STATEFUL[name], "state") for name in sorted(FOR
 def test_a_target_that_takes_no_block_of_candidates_decodes_plainly(name: str, num_rows: int, door: str) -> None:
     model_type, options, reason = PLAIN[name]
     target = tiny_model(model_type, 300, **options)
-    given = left_padded(PROMPTS[:num_rows]) | {"max_new_tokens": NEW, "do_sample": False}
+    given = dict[str, Any](left_padded(PROMPTS[:num_rows])) | {"max_new_tokens": NEW, "do_sample": False}
     target.generate(**given)  # BigBird draws weights in its first pass
     width = 1 if target.config.is_encoder_decoder else given["input_ids"].shape[1]
     stats = compare(target, given, oracle(target, None, target.generate(**given), width), door=door)

@@ -161,9 +161,7 @@ def test_prompt_longer_than_a_window_is_not_kept_whole() -> None:
 @pytest.mark.usefixtures("layer_by_layer")
 @ROWS
 @pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}, {"cache_implementation": "static"}])
-def test_logits_are_gone_when_the_next_pass_runs(
-    options: dict[str, Any], num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_freed_per_pass(options: dict[str, Any], num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a long prompt can take gigabytes."""
     seen: list[weakref.ref[Any]] = []
 

@@ -80,9 +80,7 @@ def test_in_half_precision_target_and_draft_take_it(num_rows: int, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_prompts_in_half_precision_take_it(
-    dtype: torch.dtype, taken: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_precision_prompts_take_it(dtype: torch.dtype, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Target and draft read the prompt with it, alone in its pass; the draft changes no bit."""
     monkeypatch.setattr(kernel, "LEVEL", "AVX2")
     monkeypatch.setattr(devices, "multiplies", lambda _: False)
@@ -148,9 +146,7 @@ def _by_padding(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(("fault", "place"), [(_by_width, "0 of a block of 4"), (_by_padding, "0 of a block of 1")])
-def test_the_trial_finds_rounding_by_width_or_by_padding(
-    fault: Any, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trial_finds_rounding_by_width_or_padding(fault: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     linear = kernel.linear
     monkeypatch.setattr(kernel, "linear", lambda x, weight, bias=None: linear(x, weight, bias) * fault(x))
     assistant = uag.Assistant(None)

@@ -141,23 +141,18 @@ def quantized_embeddings(model: Any) -> Any:
     return quantize(dynamic(model), spec, torch.quint8)
 
 
-@covering(
-    "num_rows, options, shares, quantized",
-    (1, 3),
-    (GREEDY, SAMPLED),
-    (False, True),
-    (dynamic, quantized_embeddings, packed),
-    strength=1,
-)
+QUANTIZED = (dynamic, quantized_embeddings, packed)
+
+
+@covering("num_rows, options, shares, quantized", (1, 3), (GREEDY, SAMPLED), (False, True), QUANTIZED, strength=1)
 def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quantized: Callable[[Any], Any]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     inputs = left_padded(PROMPTS[:num_rows])
     if shares:
         like = copy.deepcopy(target)
         with torch.no_grad():
-            like.lm_head.weight += 0.05 * torch.randn(
-                like.lm_head.weight.shape, generator=torch.Generator().manual_seed(2)
-            )
+            weight, generator = like.lm_head.weight, torch.Generator().manual_seed(2)
+            weight += 0.05 * torch.randn(weight.shape, generator=generator)
         assistant = uag.Assistant(quantized(like), num_candidate_tokens=4)
     else:
         assistant = uag.Assistant(quantized(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)

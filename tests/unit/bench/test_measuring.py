@@ -64,9 +64,7 @@ def test_in_half_precision_a_difference_is_counted_and_shown(pair: Pair, measure
 
 
 @pytest.mark.parametrize("is_promised", [True, False])
-def test_a_difference_from_no_draft_is_refused_where_none_is_promised(
-    pair: Pair, measured: Measured, is_promised: bool
-) -> None:
+def test_a_difference_from_no_draft_is_refused_if_promised(pair: Pair, measured: Measured, is_promised: bool) -> None:
     pair.target.dtype = torch.bfloat16
     stats = Stats(is_draft_independent=is_promised)
     ours = Arm("uag", writer(pair, "abYd").generate, lambda: stats)
@@ -84,9 +82,7 @@ def test_a_difference_from_no_draft_is_refused_where_none_is_promised(
         ("uag", torch.OutOfMemoryError("out of memory")),
     ],
 )
-def test_what_transformers_refuses_and_an_arm_without_memory_are_noted(
-    arm: str, error: Exception, pair: Pair, measured: Measured
-) -> None:
+def test_refusals_and_arms_without_memory_are_noted(arm: str, error: Exception, pair: Pair, measured: Measured) -> None:
     def refuse(**_: Any) -> torch.Tensor:
         raise error
 

@@ -85,9 +85,7 @@ def test_help_names_every_command_and_every_arm(run: Run) -> None:
         (["generate", "-p", "x", "--prediction", "/no/such/text"], "The prediction '/no/such/text' cannot be read: No"),
     ],
 )
-def test_expected_errors_are_one_line(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
+def test_errors_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     code, out, err = run(*arguments)

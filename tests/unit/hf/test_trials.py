@@ -71,7 +71,7 @@ def test_an_experiment_runs_once_for_each_key() -> None:
     assert model.length == 4
 
 
-NO_MEMORY = [torch.OutOfMemoryError("too large")]
+NO_MEMORY: list[Exception] = [torch.OutOfMemoryError("too large")]
 NO_MEMORY += [RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 
 
