@@ -213,7 +213,9 @@ def test_autocast_hooks_and_wrappers_are_not_recorded() -> None:
 def seed(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change the ids and positions at the start of each pass."""
     call = StaticPasses.forward
-    monkeypatch.setattr(StaticPasses, "forward", lambda self, ids, *args, **kw: call(self, change(ids), *args, **kw))
+    monkeypatch.setattr(
+        StaticPasses, "forward", lambda self, tokens, *more, **kw: call(self, change(tokens), *more, **kw)
+    )
 
 
 WAITING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
