@@ -2,12 +2,14 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting.models.cross_row import CrossRow
-from uag.projection import Projection, TokenizerPair
+from uag.drafting.models.rows import SharedRow
+from uag.projection import Projection, Scoring, TokenizerPair
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -69,3 +71,18 @@ def test_a_new_window_leaves_an_unfinished_character_pending() -> None:
     row.rewindow(100)
     assert b"".join(node.text for node in row.forced) == b"The caf"
     assert row.num_to_feed() == len(row.forced) + 2
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_pass_that_overflowed_proposes_nothing(is_shared: bool, is_noisy: bool) -> None:
+    size = len(small_tokenizer("byte_level"))
+    row = SharedRow(target_ids("The quick"), ()) if is_shared else row_of("The quick", is_fed=False)
+    noise = np.ones(size, dtype=np.float32) if is_noisy else None
+    search = row.next_target(Scoring(size, noise=noise))
+    asked = next(search)
+    row.path += asked.nodes
+    row.path[-1].probs = np.full(size + 500, np.nan, dtype=np.float32)
+    with pytest.raises(StopIteration) as ended:
+        search.send(None)
+    assert ended.value.value is None
