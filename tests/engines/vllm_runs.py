@@ -47,7 +47,6 @@ def drafting(draft: str, num_candidates: int = 5, **settings: Any) -> dict[str, 
 def run(
     folder: Path, target: str, runs: list[dict[str, Any]], fix_sampling: bool = False, num: int = 8, **engine: Any
 ) -> dict[str, Any]:
-    """Run one engine in its own process, on the first `num` prompts."""
     request, result = folder / "request.json", folder / "result.json"
     options = {
         "model": target, "dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32,

@@ -23,12 +23,7 @@ _GRACE_S = 20
 
 @contextmanager
 def launched(log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one launch of the server, or of engines for another launch's server, and end it with all its children.
-
-    Args:
-        log: where its output goes.
-        options: vLLM command-line options, by name without dashes; None for a flag.
-    """
+    """Run one launch of the server, or of engines for another launch's server, and end it with all its children."""
     command = [sys.executable, "-m", "tests.engines.vllm_serve", "serve"]
     for name, value in options.items():
         command.append(f"--{name.replace('_', '-')}")
@@ -52,19 +47,13 @@ def launched(log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Server:
-    """A running server.
-
-    Args:
-        port: its HTTP port.
-        launches: the process and the log of each launch that belongs to it.
-    """
+    """A running server."""
 
     def __init__(self, port: int, launches: dict[Path, subprocess.Popen[bytes]]) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.launches = launches
 
     def logs(self) -> list[str]:
-        """Return the logs, after checking that no launch has ended."""
         texts = {log: log.read_text(errors="replace") for log in self.launches}
         for log, process in self.launches.items():
             assert process.poll() is None, f"ended with {process.returncode}:\n{texts[log][-6000:]}"
@@ -78,7 +67,6 @@ class Server:
             return text
 
     def wait(self) -> None:
-        """Wait until it answers."""
         until = time.monotonic() + TIMEOUT_S
         while True:
             logs = self.logs()
@@ -89,8 +77,6 @@ class Server:
             time.sleep(0.5)
 
     def complete(self, prompts: Sequence[Sequence[int]], num_clients: int, **options: Any) -> list[list[int]]:
-        """Return the ids generated for each prompt, requested by concurrent clients."""
-
         def ask(ids: Sequence[int]) -> list[int]:
             body = {"model": "target", "prompt": list(ids), "return_token_ids": True, **options}
             token_ids: list[int] = json.loads(self.get("/v1/completions", body))["choices"][0]["token_ids"]
@@ -100,7 +86,6 @@ class Server:
             return list(clients.map(ask, prompts))
 
     def counts(self, name: str) -> dict[int, float]:
-        """Return one of vLLM's counters by engine."""
         lines = re.findall(rf'^vllm:{name}_total{{.*engine="(\d+)".*}} (\S+)$', self.get("/metrics"), re.MULTILINE)
         return {int(engine): float(value) for engine, value in lines}
 
@@ -113,13 +98,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(folder: Path, nodes: Sequence[dict[str, Any]], **common: Any) -> Iterator[Server]:
-    """Start a server as the first of several launches, and terminate all of them afterwards.
-
-    Args:
-        folder: folder for logs.
-        nodes: options of each launch.
-        common: options of all launches.
-    """
+    """Start a server as the first of several launches, and terminate all of them afterwards."""
     port, launches = free_port(), {}
     with ExitStack() as stack:
         for number, options in enumerate(nodes):

@@ -52,7 +52,6 @@ _FOLDER = str(Path(uag.__file__).parent)
 
 @contextmanager
 def around(case: Case) -> Iterator[None]:
-    """Enter the contexts of a case."""
     with ExitStack() as stack:
         for name in case.around:
             stack.enter_context(AROUND[name]())

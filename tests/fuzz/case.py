@@ -46,12 +46,7 @@ _PLAIN = Case()
 
 
 class DifferenceError(AssertionError):
-    """A call with uag differs from plain decoding.
-
-    Attributes:
-        aspect: what differs: "ids", "scores", "generator", ... or the exception and where it was raised.
-        detail: where, for a reader.
-    """
+    """A call with uag differs from plain decoding."""
 
     def __init__(self, aspect: str, detail: str = "") -> None:
         super().__init__(f"{aspect}: {detail}" if detail else aspect)
@@ -60,7 +55,6 @@ class DifferenceError(AssertionError):
 
 
 def script(case: Case, difference: DifferenceError) -> str:
-    """Return a script that reproduces a difference."""
     head = "\n".join(f"# {line}" for line in str(difference).splitlines()[:12])
     imports = "from tests.fuzz.case import Case\nfrom tests.fuzz.comparing import compare"
     return f"{head}\n{imports}\n\nprint(compare({case!r}))\n"

@@ -38,12 +38,7 @@ TOLERANCE = 2e-3
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a case.
-
-    Attributes:
-        kind: "assisted", "plain" (with the reasons), "nothing accepted", "raised" or "rounding".
-        reasons: fall-backs.
-    """
+    """The outcome of a case."""
 
     kind: str
     reasons: tuple[str, ...] = ()

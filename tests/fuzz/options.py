@@ -21,7 +21,8 @@ from transformers import (
 
 from tests.fuzz.case import Case
 from tests.fuzz.targets import vocabulary_size
-from tests.support.calls import Puts, left_padded
+from tests.support.callers import Puts
+from tests.support.calls import left_padded
 from uag.hf.cache.caches import CACHE
 
 LONGEST = 40
@@ -53,8 +54,6 @@ class Looking(LogitsProcessor):
 
 
 class Ending(StoppingCriteria):
-    """Ends rows at multiples of five."""
-
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return input_ids[:, -1] % 5 == 0
 
@@ -128,18 +127,8 @@ CRITERIA: dict[str, Callable[[Any], StoppingCriteria]] = {
 """Criteria of transformers' classes that a caller passes; `generate` may make others of the same class."""
 
 EXTRAS = (
-    "threads",
-    *(["fork"] if hasattr(os, "fork") else []),
-    *CRITERIA,
-    "ends",
-    "ends often",
-    "config",
-    "embeds",
-    "synthid",
-    "no mask",
-    "generator",
-    *OBJECTS,
-    *CACHES,
+    *("threads", *(["fork"] if hasattr(os, "fork") else []), *CRITERIA, "ends", "ends often", "config", "embeds"),
+    *("synthid", "no mask", "generator", *OBJECTS, *CACHES),
 )
 """The extras of a case, in addition to options that are plain data."""
 
@@ -148,21 +137,18 @@ ID_OPTIONS = ("eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppres
 
 
 def _within(value: Any, size: int) -> Any:
-    """Bring ids into a vocabulary."""
     if isinstance(value, list):
         return [_within(each, size) for each in value]
     return value % size if isinstance(value, int) else value
 
 
 def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
-    """Return the ids of a case's prompts and their mask."""
     size = vocabulary_size(model)
     rows = [tokenizer(r, add_special_tokens=False)["input_ids"] if isinstance(r, str) else r for r in case.rows]
     return left_padded([[i % size for i in row[:LONGEST]] for row in rows])
 
 
 def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Return all arguments of `generate`."""
     kwargs: dict[str, Any] = {**prompts(case, model, tokenizer)}
     size = vocabulary_size(model)
     options = {"num_beams": 1} | case.options  # the configurations of some classes ask for beams
@@ -187,7 +173,6 @@ def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def _add_states(case: Case, model: Any, kwargs: dict[str, Any]) -> None:
-    """Add a cache, and embeddings instead of ids."""
     for extra in case.extras:
         if extra in CACHES:
             kwargs[CACHE] = CACHES[extra](model)

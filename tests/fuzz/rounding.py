@@ -36,16 +36,7 @@ def is_rounding(
     seed: int | None = None,
     process: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> bool:
-    """Whether a difference is a decoder-only target's own rounding, found by computing its position again.
-
-    Args:
-        model: the target.
-        inputs: the prompts, from `uag.loading.encode`.
-        plain_ids: plain decoding's output, [batch, num_steps].
-        difference: between plain decoding's output and the arm's.
-        seed: what `torch.manual_seed` was called with before sampling; None for greedy decoding.
-        process: the call's logits processors, among them its temperature.
-    """
+    """Whether a difference is a decoder-only target's own rounding, found by computing its position again."""
     plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
     if plain_id is None or arm_id is None:
         return False

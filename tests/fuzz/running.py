@@ -22,14 +22,7 @@ BATCH = 200
 
 @dataclass
 class Tally:
-    """Counts of all cases.
-
-    Attributes:
-        kinds: how many cases, by `Outcome.kind`.
-        reasons: why calls fell back to plain decoding.
-        rounding: cases in which the target's own rounding chose another id.
-        finding: a case that differs, and its difference.
-    """
+    """Counts of all cases."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -37,7 +30,6 @@ class Tally:
     finding: tuple[Case, DifferenceError] | None = None
 
     def count(self, case: Case, outcome: Outcome) -> None:
-        """Count a case without a difference."""
         self.kinds[outcome.kind] += 1
         if outcome.kind == "plain":
             self.reasons.update(outcome.reasons)
@@ -45,7 +37,6 @@ class Tally:
             self.rounding.append(case)
 
     def report(self) -> str:
-        """Return a report of a few lines."""
         lines = [f"{self.kinds.total()} cases: " + ", ".join(f"{n} {kind}" for kind, n in self.kinds.most_common())]
         lines += [f"  {number:6d} {reason[:150]}" for reason, number in self.reasons.most_common()]
         lines += [f"rounding: {case!r}" for case in self.rounding]
@@ -58,7 +49,6 @@ class _OverError(BaseException):
 
 
 def fuzz(seed: int, num_cases: int | None = None, minutes: float | None = None) -> Tally:
-    """Search until a case differs, or the limit of cases or time is reached."""
     tally, start_s = Tally(), time.monotonic()
 
     def is_over() -> bool:

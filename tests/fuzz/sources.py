@@ -49,7 +49,6 @@ def draft_of(target: str, kind: str) -> tuple[Any, Any]:
 
 
 def drafts_of(target: str) -> tuple[str, ...]:
-    """Return the names of the drafts for a target."""
     copies = () if isinstance(decoder_of(built(target)[0], "int4"), str) else ("copy",)
     if target in ("t5", "bart") or target not in (*ARCHITECTURES, *TRAINED):
         return copies
@@ -67,7 +66,6 @@ def _spoiled_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def _predicted(case: Case, tokenizer: Any, outputs: list[list[int]]) -> Any:
-    """Return a prediction for each row, or for the only one."""
     if case.source == "prediction":
         found: list[Any] = [_spoiled_text(case, tokenizer, row) for row in outputs]
     else:
@@ -101,14 +99,7 @@ Door = tuple[Callable[..., Any], Callable[[Any], uag.Stats], torch.Generator | N
 
 
 def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) -> Door:
-    """Return how a case calls uag, how to get the statistics, and the generator that it samples from.
-
-    Args:
-        case: the case.
-        model: the target.
-        tokenizer: the target's.
-        outputs: plain decoding's output for each row.
-    """
+    """Return how a case calls uag, how to get the statistics, and the generator that it samples from."""
     more = {"prediction": _predicted(case, tokenizer, outputs)} if case.source.startswith("prediction") else {}
     if case.door == "install":
         if case.source in DRAFTS:

@@ -150,7 +150,6 @@ def _runs(target: str) -> bool:
 
 @st.composite
 def _configured(draw: st.DrawFn) -> str:
-    """Draw a class and one or two changed fields of its configuration."""
     class_name, numbers = draw(st.sampled_from(_CONFIGURED)), st.integers(0, 999)
     found = _variants(class_name)
     options: dict[str, Any] = {"sliding_window": 4} if draw(_one_in(4)) else {}

@@ -225,7 +225,6 @@ def _switched(model: Any) -> Iterator[Any]:
 
 
 def assist(model: Any) -> None:
-    """Assist a repetitive prompt greedily."""
     ids = torch.tensor([[5, 9, 14, 3] * 3])
     lookup = uag.Assistant.from_prompt_lookup(small_tokenizer("byte_level"))
     lookup.generate(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, num_beams=1)
@@ -248,7 +247,6 @@ def _wrapped(change: str) -> Any:
 
 @contextmanager
 def changed(model: Any, change: str) -> Iterator[Any]:
-    """Yield a target with a change applied."""
     if change in WRAPPED:
         with _switched(_wrapped(change)) if change == "adapters switched" else nullcontext():
             yield _wrapped(change)

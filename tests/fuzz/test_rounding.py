@@ -43,7 +43,7 @@ def test_replay_excuses_a_close_difference_that_both_forms_show(margin: float, a
     [(0.01, 3, True), (0.01, 4, False), (0.0, 4, False)],
     ids=["as close as the two forms", "wide margin", "forms that agree"],
 )
-def test_in_half_precision_a_difference_as_large_as_that_of_two_forms_is_excused(
+def test_half_precision_excuses_differences_as_large_as_of_two_forms(
     margin: float, arm_id: int, expected: bool
 ) -> None:
     target = WidthDependentTarget(margin)

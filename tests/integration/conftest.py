@@ -15,7 +15,6 @@ from uag.decoding import ways
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    """`uag.install()` for the duration of a test."""
     uag.install()
     yield
     uag.uninstall()
@@ -29,7 +28,6 @@ def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def detached() -> Iterator[None]:
-    """No model is attached after a test."""
     yield
     detach_all()
 
@@ -53,7 +51,6 @@ def target() -> Any:
 
 @pytest.fixture(autouse=True)
 def _fresh_warnings() -> None:
-    """Reset warnings that are issued only once."""
     from uag import stats
 
     stats._warned.clear()

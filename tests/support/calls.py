@@ -1,26 +1,18 @@
 """Helpers for comparing calls: a pair, prompts, an oracle's candidates, pass counters and step observers."""
 
 import copy
-import inspect
-import random
-import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial, wraps
-from itertools import count
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 import uag
+from tests.support.callers import OracleDrafter
 from tests.support.differences import differences
 from tests.support.models import tiny_target, twin
-from uag.drafting import Ask, Drafter
 from uag.hf.models import head_size
-from uag.kernels import Decoder, decoder_of
-from uag.proposal import Proposal
 from uag.stats import TARGET
 
 TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "def add(first, second):")
@@ -47,7 +39,6 @@ def _pair(name: str, eos: bool) -> tuple[Any, Any, Any, Any]:
 
 
 def assistant_of(name: str = "llama", eos: bool = False, length: int | None = 4) -> uag.Assistant:
-    """Return an assistant for the target of `pair`."""
     _, tokenizer, draft, draft_tokenizer = pair(name, eos)
     return uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=length)
 
@@ -59,7 +50,6 @@ def draft_options(name: str = "llama", eos: bool = False) -> dict[str, Any]:
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:
-    """Left-pad rows of different lengths to a batch."""
     width = max(len(row) for row in rows)
     return {
         "input_ids": torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows]),
@@ -68,68 +58,12 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, tor
 
 
 def batch(tokenizer: Any, num_rows: int = 1) -> dict[str, Any]:
-    """Encode the first texts of `TEXTS`."""
     return left_padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:num_rows]])
 
 
 def seeded(seed: int, generate: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run one call after `torch.manual_seed(seed)`."""
     torch.manual_seed(seed)
     return generate(*arguments, **options)
-
-
-class EndsAt(StoppingCriteria):
-    """Ends all rows at a length."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
-
-
-class OracleDrafter(Drafter):
-    """Proposes the target's output, with about every `spoil`-th id replaced by a wrong one.
-
-    Args:
-        outputs: the target's continuation of each row.
-        vocab_size: size of the target's head.
-        spoil: one id in this many is wrong; 0 for none, 1.4 for most.
-    """
-
-    strategy = "oracle"
-
-    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, spoil: float = 5) -> None:
-        self.outputs = outputs
-        self.vocab_size = vocab_size
-        self.spoil = spoil
-        self.seen: list[list[int]] = []
-        self.prompts: list[list[int]] = []
-        self.is_running = False
-
-    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        self.prompts = [list(prompt) for prompt in prompts]
-        self.seen = [[] for _ in prompts]
-        self.is_running = True
-
-    def propose(self, ask: Ask) -> list[list[Proposal]]:
-        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
-
-    def _row(self, row: int, limit: int) -> list[Proposal]:
-        known, done = self.outputs[row], len(self.seen[row])
-        assert self.seen[row] == list(known[:done]), "the drafter got other ids than plain decoding writes"
-        return [Proposal(self._id(row, place), 0.9) for place in range(done, min(done + limit, len(known)))]
-
-    def _id(self, row: int, place: int) -> int:
-        right = self.outputs[row][place]
-        is_spoiled = self.spoil and random.Random(place * 31 + row).random() < 1 / self.spoil
-        return (right + 1 + place) % self.vocab_size if is_spoiled else right
-
-    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        self.seen[row].extend(output_ids)
-
-    def release(self) -> None:
-        self.is_running = False
 
 
 def oracle(
@@ -161,8 +95,8 @@ def compare(
     Args:
         target: the target.
         given: keyword arguments of `generate`; each call gets a copy.
-        assistant: the assistant; None for one that drafts the target's output with some wrong ids.
-        seed: seed of the generator.
+        assistant: None for one that drafts the target's output with some wrong ids.
+        seed: of the generator.
         plain: the model of plain decoding, if it differs.
         door: entry point: "generate", "custom_generate", or "install" for the assistant's draft.
         spoil: share of wrong ids, see `OracleDrafter`.
@@ -187,7 +121,6 @@ def compare(
 
 
 def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., Any]:
-    """Return a function that runs a call through an entry point."""
     if door == "generate":
         return partial(assistant.generate, target)
     if door == "custom_generate":
@@ -206,101 +139,9 @@ def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., A
 
 
 def assert_drafted(stats: uag.Stats) -> None:
-    """Assert that some candidates were accepted, and some rejected."""
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
 
 
 def num_drafted(sources: Sequence[str]) -> int:
     """Return how many of a row's output tokens were candidates; see `uag.Stats.sources`."""
     return sum(source != TARGET for source in sources)
-
-
-def raises_at(
-    length: int, error: type[BaseException] = ValueError, place: str = "logits_processor"
-) -> Callable[..., Any]:
-    """Return a logits processor or stopping criterion that raises when rows have this length."""
-
-    def process(input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
-        if input_ids.shape[1] >= length:
-            raise error("the user's own error")
-        return scores if place == "logits_processor" else torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-    return process
-
-
-def failing_after(num_calls: int, function: Callable[..., Any], error: Exception) -> Callable[..., Any]:
-    """Return `function` with the same result for `num_calls` calls; all further calls raise."""
-    calls = count()
-
-    def fails(*arguments: Any, **options: Any) -> Any:
-        if next(calls) >= num_calls:
-            raise error
-        return function(*arguments, **options)
-
-    return fails
-
-
-class Puts(BaseStreamer):
-    """Records every call, raises at the `fail_at`-th put."""
-
-    def __init__(self, fail_at: int = -1) -> None:
-        self.puts: list[tuple[list[Any], torch.dtype, str]] = []
-        self.num_ends = 0
-        self.fail_at = fail_at
-
-    def put(self, value: torch.Tensor) -> None:
-        if len(self.puts) == self.fail_at:
-            raise ConnectionError("the reader has gone")
-        self.puts.append((value.tolist(), value.dtype, value.device.type))
-
-    def end(self) -> None:
-        self.num_ends += 1
-
-
-class Watches(StoppingCriteria):
-    """A caller's criterion that never ends a row."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-
-class Looks(LogitsProcessor):
-    """A caller's processor that changes nothing, but makes rows advance in lockstep."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores
-
-
-def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the draft's forward passes in it, by replacing its forward."""
-    count = 0
-
-    forward = module.forward
-
-    @wraps(forward)
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        return forward(*arguments, **options)
-
-    module.forward = counted
-    try:
-        return function(), count
-    finally:
-        del module.forward
-
-
-def count_passes(target: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the passes of the target in it, by its forward or in one call."""
-    codes, count = (inspect.unwrap(type(target).forward).__code__, Decoder.run.__code__), 0
-    runs = target, decoder_of(target, "model")
-
-    def trace(frame: Any, event: str, _: Any) -> None:  # called for Python functions only, and without their returns
-        nonlocal count
-        count += frame.f_code in codes and any(frame.f_locals["self"] is each for each in runs)
-
-    sys.settrace(trace)
-    try:
-        return function(), count
-    finally:
-        sys.settrace(None)

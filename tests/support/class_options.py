@@ -16,7 +16,6 @@ _CONV = {"conv_dim": [16, 16], "conv_kernel": [4, 4], "conv_stride": [2, 2], "nu
 
 
 def _part(model_type: str, **options: Any) -> dict[str, Any]:
-    """Return the configuration of a small encoder or decoder."""
     return dict(AutoConfig.for_model(model_type, **_SMALL, **options).to_dict())
 
 

@@ -14,6 +14,5 @@ if DEVICE == "standin":
 
 
 def random_state() -> list[list[int]]:
-    """Return the states of the default generators of the CPU and of the device."""
     generators = (default_generator(torch.device(kind)) for kind in ("cpu", DEVICE))
     return [generator.get_state().tolist() for generator in generators if generator is not None]

@@ -13,14 +13,10 @@ _LEAST_SCORE = -15.0  # of a token whose probability, beside the first one, is l
 def differences(
     one: Any, other: Any, mask: torch.Tensor | None, tolerance: float, path: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield the differences between two values and where they are.
+    """Yield the differences between plain decoding's value and another, and where they are.
 
-    Args:
-        one: plain decoding's value.
-        other: the value that is compared with it.
-        mask: the prompts' mask; values at padding are ignored.
-        tolerance: largest difference of floats, relative to the largest value among them (at least 1).
-        path: where the values are.
+    Values at padding, where `mask` is 0, are ignored. Floats may differ by `tolerance`, relative to the largest value
+    among them (at least 1).
     """
     if type(one) is not type(other):
         yield path, f"{type(other).__name__}, plainly {type(one).__name__}"
@@ -49,7 +45,6 @@ def _comparable(tensor: torch.Tensor, path: str) -> torch.Tensor:
 
 
 def _as_data(value: Any) -> Any:
-    """Return the data of an object that is compared."""
     if isinstance(value, Cache):
         return _contents(value)
     if isinstance(value, GenerationConfig):

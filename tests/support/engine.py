@@ -18,13 +18,7 @@ TARGET, DRAFT = demo_folder("target"), demo_folder("draft")
 
 
 class Engine:
-    """Runs requests whose output is known, and accepts candidates that match it.
-
-    Args:
-        texts: each request's prompt and whole output, in target ids.
-        prompt_lengths: number of ids of each prompt.
-        max_length: maximum length of a request.
-    """
+    """Runs requests whose output is known, and accepts candidates that match it."""
 
     def __init__(self, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], max_length: int = 1024) -> None:
         self.texts = [list(text) for text in texts]
@@ -66,7 +60,6 @@ class Engine:
         return proposed
 
     def write(self, request: int, candidates: Sequence[int]) -> None:
-        """Accept correct candidates and write one more token."""
         text, start = self.texts[request], self.sizes[request]
         num_accepted = 0
         for position, candidate in enumerate(candidates, start=start):
@@ -83,7 +76,6 @@ def config(
     rank: int = 0, tensor_parallel: int = 1, backend: str | None = None, is_hybrid: bool = False,
     is_attention_free: bool = False, **settings: Any,
 ) -> SimpleNamespace:  # fmt: skip
-    """Return the parts of vLLM's configuration that uag.vllm reads."""
     return SimpleNamespace(
         additional_config={"uag": {"draft": draft, **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=num_candidates),
@@ -103,7 +95,6 @@ def config(
 
 
 def demo_proposer(**options: Any) -> Proposer:
-    """Return a proposer that drafts with the demo pair at any confidence."""
     made = Proposer(config(TARGET, DRAFT, **{"min_confidence": 0.0, **options}))
     made.load_model(None)
     return made
@@ -111,7 +102,6 @@ def demo_proposer(**options: Any) -> Proposer:
 
 @cache
 def _text(length: int) -> list[int]:
-    """Return a prompt of a given length and the target's output after it."""
     ids = torch.tensor([prompt("demo-target", length, 11 * length)])
     output = trained("demo-target")[0].generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
     written: list[int] = output[0].tolist()
@@ -119,7 +109,6 @@ def _text(length: int) -> list[int]:
 
 
 def demo_engine(lengths: tuple[int, ...] = (30, 60, 12), max_length: int = 1024) -> Engine:
-    """Return an engine whose requests are outputs of the demo pair's target."""
     return Engine([_text(length) for length in lengths], lengths, max_length)
 
 

@@ -126,7 +126,6 @@ def tiny_model(
 
 
 def tiny_of_class(class_name: str, seed: int = 0) -> Any:
-    """Build a model of a registered class; its output varies."""
     kind = getattr(transformers, class_name)
     config = tiny_config(kind.config_class or CONFIG_MAPPING[class_names()[class_name]])
     torch.manual_seed(seed)

@@ -11,15 +11,7 @@ from uag.projection import DraftRow, Feed, Node, link
 
 
 def check_rollbacks(passes: Passes, model: Any, num_passes: int, tolerance: float, num_rows: int = 2) -> None:
-    """Let rows go back by random numbers of tokens, and go on with one or several others.
-
-    Args:
-        passes: the draft passes.
-        model: the transformers model that computes the expected distributions without a cache.
-        num_passes: number of passes, of some of the rows.
-        tolerance: largest difference of a probability.
-        num_rows: number of rows, up to 3.
-    """
+    """Let rows go back by random numbers of tokens, and go on with one or several others."""
     rng, rows, size = random.Random(5), [DraftRow() for _ in range(num_rows)], model.config.vocab_size
     passes.start(rows)
 

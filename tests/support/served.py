@@ -36,7 +36,6 @@ def plain_text(model: Any, tokenizer: Any, prompt: str, /, **options: Any) -> st
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run the command line in this process; return its exit code, standard output and standard error."""
     with pytest.raises(SystemExit) as caught:
         cli.main(list(arguments))
     return int(caught.value.code or 0), *capsys.readouterr()

@@ -24,7 +24,6 @@ def register() -> None:
 
 
 def _module(extension: Any) -> types.ModuleType:
-    """Return `torch.standin`, as `torch.cuda` is for CUDA."""
     module = types.ModuleType("torch.standin")
     generator = extension.default_generator()
     vars(module).update(

@@ -66,8 +66,6 @@ class STANDINGraph:
 
 
 class graph:  # noqa: N801 - named as in torch.cuda
-    """Records the operations of this thread."""
-
     def __init__(self, recorded: STANDINGraph, pool: int, stream: Stream, capture_error_mode: str = "global") -> None:
         assert isinstance(pool, int)
         if capture_error_mode != "thread_local":
@@ -153,7 +151,6 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all memory of a tensor's storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 

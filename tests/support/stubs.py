@@ -67,8 +67,6 @@ def plain_arm(pair: Pair) -> Arm:
 
 
 def writer(pair: Pair, text: str, name: str = "uag", seconds: float = 0.0) -> Arm:
-    """Return an arm that writes `text` in one pass, for any prompt."""
-
     def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
         pair.target(input_ids=torch.cat([input_ids, input_ids[:, :1]], dim=1))
         time.sleep(seconds)
@@ -78,7 +76,6 @@ def writer(pair: Pair, text: str, name: str = "uag", seconds: float = 0.0) -> Ar
 
 
 def shown(table: Any, width: int = 80) -> str:
-    """Print a table as on a terminal of a given width."""
     console = Console(width=width, record=True, file=None, quiet=False)
     with console.capture() as capture:
         console.print(table)

@@ -66,7 +66,6 @@ def _sized(name: str, value: Any) -> Any:
 
 
 def _layers(kinds: list[Any]) -> list[Any]:
-    """Return a list of layers with one of each kind, and at least two."""
     each = list(dict.fromkeys(kinds))
     return each if len(each) > 1 else each * 2
 
@@ -101,7 +100,6 @@ def _control_ids(options: dict[str, Any], values: dict[str, Any]) -> dict[str, i
 
 
 def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that make a small configuration of the kind of `config`."""
     num_layers = getattr(config, "num_hidden_layers", None)
     subs = getattr(type(config), "sub_configs", {})
     fields = [field for field in dataclasses.fields(config) if field.init and field.name not in {*subs, *own}]

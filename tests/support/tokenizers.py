@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from uag.adapters import Place, TokenizerAdapter
@@ -45,7 +36,6 @@ SPECIALS = ["<unk>", "<s>", "</s>"]
 
 
 def wrap(backend: Tokenizer, **roles: str) -> Any:
-    """Wrap a Rust tokenizer as a Hugging Face tokenizer."""
     return PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
 
 
@@ -79,9 +69,8 @@ def byte_level_llama3() -> Any:
     """Llama 3's kind: its own pattern, NFC normalization (like Qwen), turn markers."""
     split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated")
     steps = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    markers = [
-        AddedToken(content, special=True) for content in ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-    ]
+    names = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    markers = [AddedToken(name, special=True) for name in names]
     tokenizer = byte_level(pre_tokenizers.Sequence(steps), normalizers.NFC(), vocab_size=700)
     tokenizer.add_special_tokens({"eos_token": markers[2], "bos_token": AddedToken("<|begin_of_text|>", special=True)})
     tokenizer.add_tokens(markers, special_tokens=True)
@@ -128,9 +117,7 @@ def unigram(byte_fallback: bool = True, normalizer: Any = None, split: bool = Tr
     trained.train_from_iterator(
         CORPUS, trainers.UnigramTrainer(vocab_size=300, special_tokens=SPECIALS, unk_token="<unk>", show_progress=False)
     )
-    pieces = [
-        (piece, score) for piece, score in json.loads(trained.to_str())["model"]["vocab"] if piece not in SPECIALS
-    ]
+    pieces = [(name, score) for name, score in json.loads(trained.to_str())["model"]["vocab"] if name not in SPECIALS]
     extra = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)] if byte_fallback else []
     vocabulary = [(piece, 0.0) for piece in SPECIALS] + extra + pieces
     backend = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=byte_fallback))
@@ -169,7 +156,6 @@ def wordpiece() -> Any:
 
 
 def byt5() -> Any:
-    """Plain bytes."""
     return ByT5Tokenizer()
 
 
@@ -221,7 +207,6 @@ class CharacterTokenizer(PreTrainedTokenizer):
 
 
 def slow_python() -> Any:
-    """Return a slow Python tokenizer of an unknown kind."""
     return CharacterTokenizer(unk_token="<unk>", eos_token="</s>")
 
 
@@ -293,5 +278,4 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @cache
 def small_tokenizer(name: str) -> Any:
-    """Build one of `BUILDERS` once per process. Do not modify the result."""
     return BUILDERS[name][0]()

@@ -19,12 +19,7 @@ Distribution = Callable[[tuple[int, ...]], Mapping[int, float]]
 
 
 class ToyAdapter(TokenizerAdapter):
-    """An adapter that matches the longest piece from the left; the last id is EOS.
-
-    Args:
-        pieces: bytes of each id; text that they cannot spell is dropped.
-        lossy: maps bytes to their replacements before encoding.
-    """
+    """An adapter that matches the longest piece from the left; the last id is EOS."""
 
     family = "toy"
 
@@ -58,7 +53,6 @@ class ToyAdapter(TokenizerAdapter):
         return ids
 
     def id_of(self, text: str | bytes) -> int:
-        """Return the id of a piece."""
         return self.ids[text.encode() if isinstance(text, str) else text]
 
 
@@ -87,7 +81,6 @@ class Toy:
         self.num_forwards = self.num_tokens = 0
 
     def probs(self, ids: tuple[int, ...]) -> FloatArray:
-        """Return float32 probabilities of every draft id after some draft ids."""
         found = np.zeros(self.draft.vocab_size, dtype=np.float32)
         for draft_id, prob in self.distribution(ids).items():
             found[draft_id] = prob

@@ -13,11 +13,8 @@ from tests.support.calls import left_padded
 from uag.bench import heldout_prompts
 from uag.loading import Pair, load_pair
 
-STORY_PAIRS = (
-    ("stories-tok361", "stories260K"),
-    ("stories260K", "stories-tok105"),
-    ("stories-tok105", "stories-tok361"),
-)
+_STORIES = ("stories-tok361", "stories260K", "stories-tok105")
+STORY_PAIRS = tuple(zip(_STORIES, (*_STORIES[1:], _STORIES[0]), strict=True))
 PAIRS = (*STORY_PAIRS, ("demo-target", "demo-draft"))
 
 _STORY = (
@@ -47,7 +44,6 @@ def trained(name: str) -> tuple[Any, Any]:
 
 @cache
 def demo() -> Pair:
-    """Return the bundled demo pair in float32."""
     return load_pair(dtype="float32", device="cpu")
 
 
@@ -74,5 +70,4 @@ def prompt(name: str, length: int, start: int = 0) -> list[int]:
 
 
 def prompts(name: str, lengths: list[int]) -> dict[str, torch.Tensor]:
-    """Return a left-padded batch of prompts."""
     return left_padded([prompt(name, length, 37 * row) for row, length in enumerate(lengths)])

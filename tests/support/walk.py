@@ -10,7 +10,8 @@ import torch
 
 import uag
 from benchmarks.replay import Replay, Text
-from tests.support.calls import OracleDrafter, seeded
+from tests.support.callers import OracleDrafter
+from tests.support.calls import seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.models import tiny_of_class
 from tests.support.tiny_classes import class_names
@@ -25,14 +26,7 @@ _SEEDS = {"Speech2TextForConditionalGeneration": 2}  # with others it writes pad
 
 
 class SharedDrafter(OracleDrafter):
-    """Proposes the target's own continuation, with a given share of correct ids, and does not check what is written.
-
-    Args:
-        outputs: the target's continuation of each row, computed in advance.
-        vocab_size: size of the target's head.
-        share: share of correct ids.
-        seed: seed for the wrong ids and the confidences.
-    """
+    """Proposes the target's own continuation, with a given share of correct ids, and does not check what is written."""
 
     strategy = "share"
 
@@ -152,7 +146,6 @@ def independence_of(class_name: str, model: Any, dtypes: Sequence[torch.dtype]) 
 
 
 def options_for(class_name: str, num_rows: int, do_sample: bool, num_new: int = NEW) -> dict[str, Any]:
-    """Return the arguments of a class's call: inputs for a number of rows, and options."""
     # The decoder of an audio or vision model can read text on its own.
     inputs = inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
     options = {"max_new_tokens": num_new, "do_sample": do_sample, "top_k": 0, "num_beams": 1}
@@ -165,7 +158,6 @@ def copied(model: Any) -> Any:
 
 
 def as_draft(class_name: str, model: Any) -> str:
-    """Draft greedily with a model for itself; return "drafts", why it does not, or what went wrong."""
     given = options_for(class_name, 3, False)
     model = copied(model)
     try:
@@ -187,9 +179,7 @@ def _replays(model: Any, given: dict[str, Any], found: torch.Tensor) -> bool:
     if model.config.is_encoder_decoder or "input_ids" not in given:
         return False
     width = given["input_ids"].shape[1]
-    texts = [
-        Text(str(row), tuple(ids[:width]), output_ids=tuple(ids[width:])) for row, ids in enumerate(found.tolist())
-    ]
+    texts = [Text("", tuple(ids[:width]), output_ids=tuple(ids[width:])) for ids in found.tolist()]
     counts = list(Replay(ModelDrafter(model, None), models.head_size(model)).count(texts))
     return sum(accepted for _, accepted in counts) > 0
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from uag.lookahead import MAX_CANDIDATES, Lookahead, Round
 from uag.proposal import Proposal
@@ -22,32 +23,27 @@ def steep(num_tokens: int) -> float:
     return 1.0 + 0.3 * (num_tokens - 1)
 
 
+@dataclass
 class World:
     """A simulated pair for the lookahead, with given times and acceptance.
 
     Args:
         acceptance: probability that each candidate is accepted if those before it are.
-        draft_s: seconds of drafting one candidate.
-        target_s: seconds of a target pass.
-        confidence: the draft's confidence, if it differs from the acceptance.
+        draft_s, target_s: seconds of drafting one candidate, and of a target pass.
+        confidence: the draft's, if it differs from the acceptance.
         empty: probability that a round's drafting takes the time of one candidate and proposes nothing.
     """
 
-    def __init__(
-        self,
-        acceptance: float,
-        draft_s: float,
-        target_s: Cost,
-        seed: int = 0,
-        confidence: float | None = None,
-        empty: float = 0.0,
-    ) -> None:
-        self.acceptance = acceptance
-        self.confidence = acceptance if confidence is None else confidence
-        self.draft_s = draft_s
-        self.target_s = target_s
-        self.empty = empty
-        self.random = random.Random(seed)
+    acceptance: float
+    draft_s: float
+    target_s: Cost
+    seed: int = 0
+    confidence: float = -1.0
+    empty: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.confidence = self.acceptance if self.confidence < 0 else self.confidence
+        self.random = random.Random(self.seed)
         self.num_empty = 0
 
     def run(self, lookahead: Lookahead, num_rounds: int, draft_prefill_s: float = 0.0) -> tuple[list[int], float]:
@@ -77,7 +73,6 @@ class World:
         return lengths, num_output / seconds
 
     def rate(self, num_candidates: int) -> float:
-        """Return the expected output tokens per second with a fixed number of candidates."""
         expected = sum(self.acceptance**size for size in range(num_candidates + 1))
         return expected / (num_candidates * self.draft_s + self.target_s(num_candidates + 1))
 

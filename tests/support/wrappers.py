@@ -134,11 +134,7 @@ ADAPTERS: dict[str, Wrap] = {
     "lora offloaded": lambda model: on_cpu(lora(model)),
 }
 
-VIRTUAL = {
-    "prompt": peft.PromptTuningConfig,
-    "prefix": peft.PrefixTuningConfig,
-    "p-tuning": peft.PromptEncoderConfig,
-}
+VIRTUAL = {"prompt": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig, "p-tuning": peft.PromptEncoderConfig}
 """Kinds of adapters that prepend virtual tokens to a prompt."""
 
 

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.demo_pair.fit import orthogonal
 from benchmarks.demo_pair.library import strip_prose
+from tests.peer.compare import failing_only_with_uag
 from uag.kernels import kernel
 from uag.loading import demo_folder
 
@@ -38,9 +39,7 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [*MODULES, "benchmarks.demo_pair"])
-def test_every_script_imports_and_shows_its_usage(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripts_show_usage(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if name in WITHOUT_COMMANDS:
         assert load(name).__doc__
         return
@@ -122,9 +121,7 @@ def test_the_readme_has_the_table_of_the_last_results() -> None:
 
 
 @pytest.mark.slow
-def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gpu_benchmark_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu", "--small", "--trials", "1"])
     with pytest.raises(SystemExit) as end:
         load("gpu").main()
@@ -154,3 +151,12 @@ def test_a_faulty_clock_jumps_and_runs_fast_only_where_planned() -> None:
     clock = load("faults").FaultyClock(lambda: float(next(ticks)))
     clock.faults = [(2, 1, 1.0, 5.0), (4, 2, 10.0, 0.0)]
     assert [clock() for _ in range(7)] == [1.0, 2.0, 8.0, 9.0, 19.0, 29.0, 30.0]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "passed"])
+def test_what_fails_plainly_too_is_not_uag_alone(outcome: str) -> None:
+    """Of transformers' own tests, which tests/peer runs."""
+    plain = {"a": (outcome, ""), "b": ("passed", ""), "c": ("skipped", "")}
+    ours = {"a": ("failed", ""), "c": ("failed", "")}
+    expected = ["b", "c"] if outcome == "failed" else ["a", "b", "c"]  # b: the run under uag was aborted before it
+    assert failing_only_with_uag(plain, ours) == expected

@@ -19,25 +19,14 @@ def of(name: str, file: str = "config") -> Any:
     return json.loads((DEMO / name / f"{file}.json").read_text())
 
 
-def prompts() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (DEMO / "heldout.jsonl").read_text().splitlines()]
-
-
-def test_pair_takes_at_most_20_mb() -> None:
+def test_pair_takes_at_most_20_mb_and_its_target_is_deep() -> None:
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 20_000_000
-
-
-def test_target_is_deep_and_draft_is_shallow() -> None:
     assert of("target")["num_hidden_layers"] >= 8 * of("draft")["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
-def test_model_is_loaded_in_float32_on_every_device(name: str) -> None:
+def test_model_is_loaded_in_float32_on_every_device_and_agrees_with_its_tokenizer(name: str) -> None:
     assert AutoModelForCausalLM.from_pretrained(DEMO / name, dtype="auto").dtype is torch.float32
-
-
-@pytest.mark.parametrize("name", ["target", "draft"])
-def test_tokenizer_agrees_with_its_model(name: str) -> None:
     tokenizer, config = AutoTokenizer.from_pretrained(DEMO / name), of(name)
     assert len(tokenizer) == config["vocab_size"]
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == config["eos_token_id"]
@@ -46,23 +35,20 @@ def test_tokenizer_agrees_with_its_model(name: str) -> None:
     assert all(len(tokenizer(" " * width).input_ids) == 1 for width in (4, 8, 12, 16))
 
 
-def test_prompts_are_many_and_of_the_promised_lengths() -> None:
+def test_prompts_are_many_and_of_the_promised_lengths_and_the_card_names_their_modules() -> None:
+    prompts = [json.loads(line) for line in (DEMO / "heldout.jsonl").read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
-    lengths = [len(tokenizer(prompt["prompt"]).input_ids) for prompt in prompts()]
+    lengths = [len(tokenizer(prompt["prompt"]).input_ids) for prompt in prompts]
     assert len(lengths) >= 60
     assert all(20 <= length <= 400 for length in lengths)
     assert sum(length > 150 for length in lengths) >= 3
-    assert {frozenset(prompt) for prompt in prompts()} == {frozenset({"prompt", "module", "line"})}
-    assert not [prompt for prompt in prompts() if prompt["prompt"][-1].isspace()]
-
-
-def test_model_card_names_every_held_out_module() -> None:
+    assert {frozenset(prompt) for prompt in prompts} == {frozenset({"prompt", "module", "line"})}
+    assert not [prompt for prompt in prompts if prompt["prompt"][-1].isspace()]
     card = (DEMO / "README.md").read_text()
-    assert not [module for module in {prompt["module"] for prompt in prompts()} if f"`{module}`" not in card]
+    assert not [module for module in {prompt["module"] for prompt in prompts} if f"`{module}`" not in card]
 
 
-def test_dtypes_may_be_names_or_pytorchs() -> None:
-    """As in `from_pretrained`."""
+def test_dtypes_may_be_names_or_pytorchs_as_in_from_pretrained() -> None:
     pair = load_pair(dtype=torch.bfloat16)
     assert pair.target.dtype == pair.draft.dtype == load_pair(dtype="bfloat16").target.dtype == torch.bfloat16
     with pytest.raises(OptionError, match=r"dtype is torch\.int8, it must be one of auto, float32"):

@@ -16,20 +16,6 @@ from uag.gguf import GgufDraft
 
 
 @needs_fork
-@pytest.mark.parametrize("make", [forks.turn, threading.RLock])
-def test_a_lock_that_another_thread_holds_is_free_in_the_child(make: Callable[[], Any]) -> None:
-    lock = make()
-
-    def hold(wait: Callable[[], None]) -> None:
-        with lock:
-            wait()
-
-    with elsewhere(hold):
-        is_free = forked(lambda: lock.acquire(timeout=1))
-    assert is_free == (make is forks.turn)
-
-
-@needs_fork
 def test_a_lock_that_the_forking_thread_holds_stays_its_own() -> None:
     lock = forks.turn()
 

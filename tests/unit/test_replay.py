@@ -24,7 +24,6 @@ def due() -> list[Text]:
 
 @pytest.fixture(scope="module")
 def texts(due: list[Text]) -> list[Text]:
-    """The texts that the target writes, as one batch."""
     return list(write(pair()[0], due, NUM_NEW))
 
 

@@ -4,7 +4,6 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation import utils as generation_utils
 from transformers.generation.stopping_criteria import StopStringCriteria
@@ -51,14 +50,13 @@ def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
     assert assistant.generate(target, **inputs, **given).tolist() == expected.tolist()
     assert assistant.stats.num_accepted_tokens > 0
     assert target.generate(**inputs, **given, **draft_options("gpt2")).tolist() == expected.tolist()
+    if place == "keyword":  # transformers passes no tokenizer to a callable; the assistant has one
+        assert target.generate(**inputs, **given, custom_generate=assistant_of("gpt2")).tolist() == expected.tolist()
     with pytest.raises(PairError, match=r"stop_strings=.*requires the target's tokenizer"):
         uag.Assistant(draft, draft_tokenizer).generate(target, **inputs, **given)
 
 
-STOP_DOORS = pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-
-
-@STOP_DOORS
+@pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
 def test_the_callers_criterion_replaces_stop_strings(door: str) -> None:
     """As in transformers, which never keeps two criteria of a class."""
     target, tokenizer, _, _ = pair("gpt2")
@@ -75,23 +73,6 @@ def test_the_callers_criterion_replaces_stop_strings(door: str) -> None:
     found = through(door, assistant_of("gpt2"), target)(**given)
     assert found.tolist() == expected.tolist()
     assert len(given["stopping_criteria"]) == 1
-
-
-@STOP_DOORS
-def test_stop_strings_through_every_door(door: str) -> None:
-    """transformers passes no tokenizer to a `custom_generate` callable; the assistant has one."""
-    target, tokenizer, _, _ = pair("gpt2")
-    inputs = batch(tokenizer)
-    long = target.generate(**inputs, **GREEDY)
-    stop = tokenizer.decode(long[0, inputs["input_ids"].shape[1] + 9])
-    given = inputs | GREEDY | {"stop_strings": [stop]}
-    expected = target.generate(**given, tokenizer=tokenizer)
-    assert not torch.equal(expected, long)
-    found = through(door, assistant_of("gpt2"), target)(**given)
-    assert found.tolist() == expected.tolist()
-    assert uag.last_stats(target).num_candidate_tokens > 0
-    with pytest.raises((PairError, ValueError), match=r"requires the target's tokenizer|could not locate a tokenizer"):
-        through(door, uag.Assistant(None), target)(**given)
 
 
 def test_stop_strings_in_a_config_cause_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A child forked while another thread is in a call writes what plain decoding does, and inherits none of the call."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,8 +24,6 @@ Doors = dict[str, Callable[[Any], Callable[..., Any]]]
 
 
 class Waits(LogitsProcessor):
-    """Waits once, in a step after some rounds."""
-
     def __init__(self, wait: Callable[[], None]) -> None:
         self.waits = [wait]
 
@@ -50,14 +49,8 @@ class WaitsInside(nn.Module):
         return self.inner(x)
 
 
-def with_draft(target: Any) -> Callable[..., Any]:
-    assistant = assistant_of()
-    return lambda **given: assistant.generate(target, **given)
-
-
-def prompt_lookup(target: Any) -> Callable[..., Any]:
-    assistant = uag.Assistant.from_prompt_lookup()
-    return lambda **given: assistant.generate(target, **given)
+def called(assistant: Any) -> Callable[[Any], Callable[..., Any]]:
+    return lambda target: partial(assistant().generate, target)
 
 
 def attached(target: Any) -> Callable[..., Any]:
@@ -71,7 +64,10 @@ def installed(target: Any) -> Callable[..., Any]:
     return lambda **given: target.generate(**given, **draft_options())
 
 
-DOORS: Doors = {door.__name__: door for door in (with_draft, prompt_lookup, attached, installed)}
+DOORS: Doors = {
+    "with draft": called(assistant_of), "prompt lookup": called(uag.Assistant.from_prompt_lookup),
+    "attached": attached, "installed": installed,
+}  # fmt: skip
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 
 

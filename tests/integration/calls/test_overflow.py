@@ -41,15 +41,12 @@ def overflowing(name: str, value: float) -> Any:
 
 
 class OverflowingDrafter(SharedDrafter):
-    """Proposes the target's own output, and `BAD` at every fifth place."""
-
     def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int) -> None:
         super().__init__(outputs, vocab_size, 1.0)
         self.outputs = [[BAD if i % 5 == 4 else each for i, each in enumerate(row)] for row in outputs]
 
 
 def check(model: Any, num_rows: int, options: dict[str, Any]) -> None:
-    """Compare a call with plain decoding."""
     inputs: dict[str, Any] = left_padded(PROMPTS[:num_rows]) | {"num_beams": 1}
     width = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     known = ids_of(seeded(3, model.generate, **inputs, **options))[:, width:].tolist()
@@ -67,11 +64,8 @@ NAMES = ("llama", "mistral", "gpt2", "bart", "bloom", "lfm2", "qwen3_next")
 
 @covering("name, value, num_rows, kind, is_sampled",
           NAMES, (float("nan"), float("inf")), (1, 3), tuple(CALLS), (False, True), strength=1)  # fmt: skip
-def test_candidates_that_overflow_leave_the_output_alone(
-    name: str, value: float, num_rows: int, kind: str, is_sampled: bool
-) -> None:
+def test_overflows_change_nothing(name: str, value: float, num_rows: int, kind: str, is_sampled: bool) -> None:
     if kind == "static" and name not in ("llama", "mistral", "gpt2"):
         kind = "dynamic"
-    check(
-        overflowing(name, value), num_rows, (SAMPLED if is_sampled else GREEDY) | {"max_new_tokens": 14} | CALLS[kind]
-    )
+    options = (SAMPLED if is_sampled else GREEDY) | {"max_new_tokens": 14} | CALLS[kind]
+    check(overflowing(name, value), num_rows, options)

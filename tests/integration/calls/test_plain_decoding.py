@@ -14,9 +14,7 @@ CACHES: list[dict[str, Any]] = [{}, {"cache_implementation": "static"}, {"use_ca
 
 
 @covering("name, cache, num_rows, options", ("llama", "mistral"), CACHES, (1, 3), (GREEDY, SAMPLED))
-def test_without_a_draft_any_cache_will_do(
-    name: str, cache: dict[str, Any], num_rows: int, options: dict[str, Any]
-) -> None:
+def test_any_cache_without_a_draft(name: str, cache: dict[str, Any], num_rows: int, options: dict[str, Any]) -> None:
     target, tokenizer, _, _ = pair(name)
     compare(target, left_padded(PROMPTS[:num_rows]) | options | cache, uag.Assistant(None, None, tokenizer))
 

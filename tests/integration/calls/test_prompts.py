@@ -11,6 +11,7 @@ import uag
 from tests.support.calls import (
     EOS_IDS,
     GREEDY,
+    MODES,
     PROMPTS,
     ROWS,
     SAMPLED,
@@ -75,8 +76,10 @@ def test_prompts_that_end_anywhere(prompt: str, cut: int) -> None:
         assert compare(target, GREEDY | {"input_ids": inputs}, assistant).num_candidate_tokens > 0
 
 
-def test_prompts_of_nearly_nothing() -> None:
+def test_prompts_of_nearly_nothing_and_in_chunks() -> None:
     target, tokenizer, _, _ = pair("gpt2")
+    for num_rows in (1, 3):
+        compare(target, batch(tokenizer, num_rows) | GREEDY | {"prefill_chunk_size": 5}, assistant_of("gpt2"))
     for name in ("gpt2", "qwen2", "gpt_neox"):
         assistant = other_assistant(name)
         for inputs in (torch.tensor([[tokenizer.eos_token_id]]), torch.tensor([[5]]), None):
@@ -127,12 +130,6 @@ def test_token_types(name: str, num_rows: int, options: dict[str, Any]) -> None:
     assert_drafted(compare(target, inputs | options | {"token_type_ids": types}))
 
 
-@ROWS
-def test_prefill_in_chunks(num_rows: int) -> None:
-    target, tokenizer = pair("gpt2")[:2]
-    compare(target, batch(tokenizer, num_rows) | GREEDY | {"prefill_chunk_size": 5}, assistant_of("gpt2"))
-
-
 GAPS = {
     "right and left": [". 5 9 14 3 27 .", "8 6 . . . . .", "12 40 33 18 21 9 4"],
     "holes": ["5 9 . 3 27", "8 . . . 5", ". 12 40 33 18"],
@@ -160,7 +157,7 @@ def test_ids_and_masks_of_other_types(kind: torch.dtype, num_rows: int, options:
     assert not compare(pair()[0], given, assistant_of()).fallbacks
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@MODES
 def test_one_row_of_positions_for_the_whole_batch(options: dict[str, Any]) -> None:
     target, tokenizer = pair()[:2]
     given = options | batch(tokenizer, 3)

@@ -10,10 +10,12 @@ from transformers import BatchEncoding, DynamicCache, GenerationConfig, LlamaMod
 from transformers.cache_utils import QuantizedLayer
 
 import uag
-from tests.support.calls import OracleDrafter, compare, count_passes
+from tests.support.callers import OracleDrafter, count_passes
+from tests.support.calls import compare
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
-from uag.errors import OptionError, PairError, TokenizerError, UnsupportedError
+from uag.bench import BenchOptions
+from uag.errors import OptionError, PairError, UnsupportedError
 from uag.hf.cache.caches import CACHE
 
 INPUTS = torch.arange(1, 9)[None]
@@ -52,7 +54,6 @@ def target() -> Any:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.uint8])
 def test_inputs_that_are_no_ids(target: Any, assistant: uag.Assistant, kind: torch.dtype) -> None:
-    """Plain decoding raises an error of the embedding."""
     message = f"input_ids are {kind}. Pass ids as torch.int64"
     with pytest.raises(OptionError, match=message):
         assistant.generate(target, INPUTS.to(kind), max_new_tokens=4)
@@ -102,7 +103,6 @@ def test_caches_of_the_user_that_cannot_be_rewound(target: Any, door: str) -> No
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0), (0, 4)])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_an_empty_prompt(target: Any, assistant: uag.Assistant, shape: tuple[int, int], by_name: bool) -> None:
-    """Plain `generate` raises too, with some torch error."""
     empty = torch.zeros(shape, dtype=torch.long)
     inputs: dict[str, Any] = {"input_ids" if by_name else "inputs": empty}
     with pytest.raises((IndexError, RuntimeError)):
@@ -127,17 +127,11 @@ def test_a_call_without_a_target(assistant: uag.Assistant, first: Any) -> None:
         assistant.generate(first, max_new_tokens=2)
 
 
-def test_a_draft_without_a_head() -> None:
-    draft = LlamaModel(tiny_draft("llama")[0].config)
+def test_a_draft_without_a_head_and_one_with_an_encoder_for_a_decoder(target: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"'LlamaModel' has no language-model head.*AutoModelForCausalLM"):
-        uag.Assistant(draft)
-
-
-def test_an_encoder_decoder_draft_for_a_decoder(target: Any) -> None:
-    _, tokenizer = tiny_target("llama")
-    draft, draft_tokenizer = tiny_target("t5")
+        uag.Assistant(LlamaModel(tiny_draft("llama")[0].config))
     with pytest.raises(PairError, match="'T5ForConditionalGeneration' is an encoder-decoder and the target 'Llama"):
-        uag.Assistant(draft, draft_tokenizer, tokenizer).generate(target, INPUTS, max_new_tokens=2)
+        uag.Assistant(*tiny_target("t5"), tiny_target("llama")[1]).generate(target, INPUTS, max_new_tokens=2)
 
 
 def words(text: str) -> Any:
@@ -154,10 +148,7 @@ def test_a_pair_without_common_bytes() -> None:
         uag.Assistant(draft, draft_tokenizer, tokenizer)
 
 
-def test_something_else_than_a_tokenizer() -> None:
-    draft, _ = tiny_draft("llama")
-    with pytest.raises(TokenizerError, match="Expected a Hugging Face tokenizer, got 'gpt2'"):
-        uag.Assistant(draft, "gpt2", small_tokenizer("llama"))
+NO_OPTIONS: list[Any] = [{}, {"memory": True}, [], 3, "x", BenchOptions]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +160,11 @@ def test_something_else_than_a_tokenizer() -> None:
         ({"min_confidence": 1.5}, r"min_confidence=1.5 must be a number from 0 to 1"),
         ({"min_confidence": "high"}, r"min_confidence='high' must be"),
         ({"prompt_lookup": 3}, r"prompt_lookup=3 must be True or False"),
+        ({"compile_draft": "yes"}, r"compile_draft='yes' must be True or False"),
         ({"generator": 7}, r"generator=7 must be a torch.Generator"),
+        ({"sampling": "typical"}, "sampling='typical' must be one of 'shared-noise', 'rejection'"),
+        ({"draft_weights": "int2"}, "draft_weights='int2' must be one of 'int8', 'int4', 'model', or None"),
+        *(({"options": wrong}, r"options=.* must be a uag\.Options, or None") for wrong in NO_OPTIONS),
         ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were passed"),
     ],
 )

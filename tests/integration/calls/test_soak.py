@@ -1,6 +1,5 @@
 """Thousands of mixed calls in one process and in threads: all equal plain decoding, and no memory leaks."""
 
-import copy
 import gc
 import random
 import tracemalloc
@@ -14,7 +13,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import Puts, ids_of, left_padded, pair, raises_at
+from tests.support.callers import Puts, raises_at
+from tests.support.calls import ids_of, left_padded, pair
 from tests.support.models import tiny_draft
 from uag.drafting import ModelDrafter
 from uag.projection.pair import TargetReader
@@ -71,7 +71,6 @@ class Request:
 
 @cache
 def requests(num: int) -> list[Request]:
-    """Return random calls of all kinds, with plain decoding's results."""
     target, tokenizer, *_ = pair(eos=True)
     rng, found = random.Random(7), []
     for seed in range(num):
@@ -83,7 +82,6 @@ def requests(num: int) -> list[Request]:
 
 
 def one_request(request: Request, assistant: uag.Assistant, rng: random.Random) -> None:
-    """Run one call, through one of the doors; one in six fails on purpose."""
     generator, target = assistant.options.generator, pair(eos=True)[0]
     assert generator is not None
     if rng.random() < 1 / 6:
@@ -99,7 +97,6 @@ def one_request(request: Request, assistant: uag.Assistant, rng: random.Random) 
 
 
 def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) -> None:
-    """Run a call in which the caller's code raises."""
     length = given["input_ids"].shape[1] + rng.randint(0, 6)
     place = rng.choice(("logits_processor", "stopping_criteria", "streamer"))
     given[place] = Puts(rng.randint(0, 5)) if place == "streamer" else [raises_at(length, OwnError, place)]
@@ -158,8 +155,6 @@ def test_four_threads_with_an_assistant_each(num: int) -> None:
             list(pool.map(calls, used, draws))
 
     target, _, draft, _ = pair(eos=True)
-    configs = [copy.deepcopy(model.generation_config.to_dict()) for model in (target, draft)]
-    weights = [parameter.clone() for parameter in draft.parameters()]
     num //= len(used)
     num_first = num_last = min(500, num // 3)
     run(num_first)
@@ -177,6 +172,4 @@ def test_four_threads_with_an_assistant_each(num: int) -> None:
     assert after <= before + 8, f"{after - before} tensors were leaked"
     assert grown < MOST_TRACED, f"Python's memory grew by {grown} bytes"
     assert all(map(is_idle, used))
-    assert [model.generation_config.to_dict() for model in (target, draft)] == configs
-    assert all(torch.equal(old, new) for old, new in zip(weights, draft.parameters(), strict=True))
     assert not any("forward" in vars(part) or part._forward_pre_hooks for part in (*target.modules(), *draft.modules()))

@@ -10,21 +10,17 @@ import pytest
 import torch
 
 import uag
+from tests.support.callers import Looks, Watches, count_calls, count_passes, raises_at
 from tests.support.calls import (
     GREEDY,
     NEW,
     PROMPTS,
     ROWS,
-    Looks,
-    Watches,
     assistant_of,
     compare,
-    count_calls,
-    count_passes,
     left_padded,
     num_drafted,
     pair,
-    raises_at,
     through,
 )
 from tests.support.grids import covering
@@ -33,7 +29,6 @@ from uag.stats import RowStats, Stats
 
 
 def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: list[int], pad_id: int = 0) -> None:
-    """The rows add up, and agree with the output."""
     assert len(stats.rows) == stats.batch_size == ids.shape[0]
     for name in ("num_candidate_tokens", "num_accepted_tokens", "num_output_tokens"):
         assert getattr(stats, name) == sum(getattr(row, name) for row in stats.rows), name
@@ -71,13 +66,10 @@ def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     assert stats.draft_forward_s <= stats.draft_s
 
 
-def test_latencies() -> None:
+def test_plain_data_and_latencies() -> None:
     stats = Stats(total_s=9.0, first_token_s=1.0, rows=[RowStats(num_output_tokens=5), RowStats(num_output_tokens=3)])
     assert stats.inter_token_s == 2.0
     assert Stats(rows=[RowStats(num_output_tokens=1)]).inter_token_s == 0.0
-
-
-def test_plain_data() -> None:
     assistant = assistant_of()
     assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
     values = assistant.stats.to_dict()
@@ -142,7 +134,6 @@ def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> N
 
 
 def after_three(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-    """End the first row after three tokens."""
     return torch.tensor([row == 0 and input_ids.shape[1] >= 7 + 3 for row in range(input_ids.shape[0])])
 
 

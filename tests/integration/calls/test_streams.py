@@ -7,23 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationMixin, StoppingCriteria
+from transformers import GenerationMixin
 
 import uag
+from tests.support.callers import Puts, Watches, raises_at
 from tests.support.calls import (
     GREEDY,
     PROMPTS,
     ROWS,
     SAMPLED,
-    Puts,
-    Watches,
     assistant_of,
     batch,
     compare,
     draft_options,
     left_padded,
     pair,
-    raises_at,
 )
 from tests.support.grids import covering
 from uag.errors import CompatibilityError
@@ -46,21 +44,6 @@ def test_a_streamer_gets_what_plain_decoding_puts(installed: None, num_rows: int
         door(**inputs, **GREEDY, streamer=found)
         assert found.puts == expected.puts
         assert found.num_ends == expected.num_ends == 1
-
-
-def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
-    target, tokenizer, draft, _ = pair("gpt2")
-    inner, outer = uag.Assistant(None, None, tokenizer), Puts()
-
-    class Generates(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            draft.generate(**batch(tokenizer), **GREEDY, custom_generate=inner)
-            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-    given = batch(tokenizer) | GREEDY | {"max_new_tokens": 2}
-    target.generate(**given, streamer=outer, stopping_criteria=[Generates()])
-    assert len(outer.puts) == 3  # the prompt and two tokens
-    assert outer.num_ends == 1
 
 
 @covering("eos, num_rows, options, in_lockstep", (False, True), (1, 3), (GREEDY, SAMPLED), (False, True))
@@ -90,11 +73,18 @@ def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
     compare(target, left_padded(PROMPTS) | GREEDY, assistant)  # and the next call works
 
 
-def test_the_streamer_is_found_whatever_generate_is_called() -> None:
+def test_the_streamer_is_found_whatever_generate_is_called_and_is_not_an_inner_calls() -> None:
     """By the public names of its parameters, for the model of the call."""
-    target, tokenizer = pair("gpt2")[:2]
+    target, tokenizer, draft, _ = pair("gpt2")
     given, assistant = batch(tokenizer) | GREEDY, uag.Assistant(None, None, tokenizer)
-    expected, found = Puts(), Puts()
+    expected, found, outer = Puts(), Puts(), Puts()
+
+    def criterion(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        draft.generate(**given, custom_generate=assistant)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    target.generate(**given | {"max_new_tokens": 2}, streamer=outer, stopping_criteria=[criterion])
+    assert (len(outer.puts), outer.num_ends) == (3, 1)  # the prompt and two tokens
     target.generate(**given, streamer=expected)
     original = inspect.unwrap(type(target).generate)
     renamed = types.FunctionType(

@@ -17,7 +17,6 @@ from tests.support import wrappers  # noqa: E402 - it needs peft
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an adapter of the demo draft."""
     path = tmp_path_factory.mktemp("adapter")
     adapted = wrappers.lora(load_model(DRAFT), 0.02)
     adapted.peft_config["default"].base_model_name_or_path = DRAFT

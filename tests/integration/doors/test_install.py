@@ -76,7 +76,6 @@ def test_num_assistant_tokens_with_another_schedule_is_left_to_the_lookahead(ins
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the drafts that were loaded so far."""
     names: list[str] = []
 
     def load(name: str, **options: Any) -> Any:
@@ -123,9 +122,8 @@ def test_a_draft_by_name_in_threads_is_loaded_once(installed: None, tmp_path: Pa
     draft_tokenizer.save_pretrained(tmp_path)
 
     def run(_: int) -> Any:
-        return target.generate(
-            **batch(tokenizer), **GREEDY, assistant_model=str(tmp_path), tokenizer=tokenizer
-        ).tolist()
+        options = GREEDY | {"assistant_model": str(tmp_path), "tokenizer": tokenizer}
+        return target.generate(**batch(tokenizer), **options).tolist()
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(run, range(4))) == [expected] * 4
@@ -202,28 +200,17 @@ def test_the_wrapper_looks_like_the_original(installed: None) -> None:
     assert target.can_generate()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_beams": 2},
-        {"generation_config": GenerationConfig(num_beams=3)},
-        {"prompt_lookup_num_tokens": 3},
-        {"penalty_alpha": 0.6, "top_k": 4},
-        {"assistant_early_exit": 1},
-        {"token_healing": True},
-        {"is_assistant": True},
-        {"use_mtp": True},
-        {"speculation_type": "dflash"},
-        {"assistant_ensemble_weight": 0.5},
-        {"cache_implementation": "paged"},
-        {"custom_generate": "somewhere/else"},
-    ],
-)
+NOT_OURS: list[dict[str, Any]] = [
+    *({}, {"num_beams": 2}, {"generation_config": GenerationConfig(num_beams=3)}, {"prompt_lookup_num_tokens": 3}),
+    *({"penalty_alpha": 0.6, "top_k": 4}, {"assistant_early_exit": 1}, {"token_healing": True}, {"use_mtp": True}),
+    *({"is_assistant": True}, {"speculation_type": "dflash"}, {"assistant_ensemble_weight": 0.5}),
+    *({"cache_implementation": "paged"}, {"custom_generate": "somewhere/else"}),
+]
+
+
+@pytest.mark.parametrize("options", NOT_OURS)
 @pytest.mark.parametrize("with_draft", [False, True])
-def test_other_calls_pass_through_untouched(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], with_draft: bool
-) -> None:
+def test_other_calls_are_untouched(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], with_draft: bool) -> None:
     target, _, draft, _ = pair("gpt2")
     if with_draft and not options:
         pytest.skip("this one is ours")
@@ -275,15 +262,22 @@ def test_a_prediction_of_a_call_that_is_not_assisted_is_left_out_with_a_warning(
     ]
 
 
-def test_the_installed_door_keeps_no_model_alive(installed: None) -> None:
-    target, tokenizer = tiny_target("gpt2")
-    draft, draft_tokenizer = tiny_draft("gpt2")
-    tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False, assistant_model=draft, **tokenizers)
-    kept = [weakref.ref(draft), weakref.ref(target)]
-    del draft
-    gc.collect()
-    assert kept[0]() is None
-    del target
-    gc.collect()
-    assert kept[1]() is None
+@pytest.mark.usefixtures("detached")
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_no_model_is_kept_alive(installed: None, is_attached: bool) -> None:
+    (target, tokenizer), (draft, draft_tokenizer) = tiny_target("gpt2"), tiny_draft("gpt2")
+    own = {} if is_attached else {"assistant_model": draft, "tokenizer": tokenizer}
+    own |= {} if is_attached else {"assistant_tokenizer": draft_tokenizer}
+    if is_attached:
+        uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False, **own)
+    assert uag.last_stats(target).num_output_tokens == 4
+    alive = {"target": weakref.ref(target), "draft": weakref.ref(draft)}
+    own.clear()
+    for name in ("target", "draft") if is_attached else ("draft", "target"):
+        if name == "target":
+            del target
+        else:
+            del draft
+        gc.collect()
+        assert alive[name]() is None

@@ -26,7 +26,7 @@ def code_of(title: str) -> str:
 
 
 @pytest.mark.parametrize("title", ["Pipelines", "A chat with streaming", "LangChain", "smolagents", "TRL"])
-def test_a_recipe_is_assisted(
+def test_assisted(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if title in PACKAGES:

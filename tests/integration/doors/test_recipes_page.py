@@ -36,7 +36,6 @@ TITLES = [
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo target with 4 of its 36 layers and a chat template."""
     return chat_target(tmp_path_factory.mktemp("recipes") / "target", num_hidden_layers=4)
 
 
@@ -55,9 +54,8 @@ def block(title: str, target: str, language: str = "python") -> str:
     """Return the only block of a recipe in a language, with the demo pair's folders instead of the models' names."""
     (code,) = re.findall(rf"^```{language}\n(.*?)^```$", SECTIONS[title], flags=re.MULTILINE | re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
-    return re.sub(
-        r"(Qwen|HuggingFaceTB)/[\w.-]+", lambda name: target if "-7B" in name[0] else demo_folder("draft"), code
-    )
+    names = r"(Qwen|HuggingFaceTB)/[\w.-]+"
+    return re.sub(names, lambda name: target if "-7B" in name[0] else demo_folder("draft"), code)
 
 
 def run(title: str, target: str) -> dict[str, Any]:
@@ -189,10 +187,9 @@ def test_vllm(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run("vLLM", target)
     assert seen["model"] == target
     assert Settings.read(seen["additional_config"]).draft == demo_folder("draft")
-    assert (
-        pkgutil.resolve_name(seen["speculative_config"]["model"].replace("Proposer", "proposer.Proposer")) is Proposer
-    )
-    assert seen["speculative_config"].keys() == {"method", "model", "num_speculative_tokens"}
+    speculative = seen["speculative_config"]
+    assert pkgutil.resolve_name(speculative["model"].replace("Proposer", "proposer.Proposer")) is Proposer
+    assert speculative.keys() == {"method", "model", "num_speculative_tokens"}
 
 
 def test_ray(target: str, monkeypatch: pytest.MonkeyPatch) -> None:

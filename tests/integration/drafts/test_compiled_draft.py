@@ -12,7 +12,7 @@ from tests.support.calls import compare, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
 from uag.drafting.models.base import KEPT_POSITIONS
 from uag.drafting.models.open_draft import open_passes
-from uag.errors import OptionError, UnsupportedError
+from uag.errors import UnsupportedError
 from uag.projection import Feed
 from uag.projection.tree import Node
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("few_compilations")
 
 
 def check_pair(num_rows: int, num_calls: int = 2, num_layers: int = 1) -> uag.Assistant:
-    """Compare the output with plain decoding, and the proposals with those of the same draft uncompiled."""
     target, tokenizer = tiny_target("llama", num_hidden_layers=num_layers)
     draft, draft_tokenizer = twin(target, tokenizer)
     compiled, usual = (
@@ -95,9 +94,7 @@ def recorded_elsewhere(function: Any, example_inputs: Any) -> Any:
     ("backend", "reason"),
     [(without_a_compiler, "no working C++ compiler"), (recorded_elsewhere, "graphs belong to another thread")],
 )
-def test_where_compiled_passes_fail_they_run_as_they_are(
-    backend: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_passes_that_fail_run_as_they_are(backend: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[Any] = []
 
     def counted(function: Any, example_inputs: Any) -> Any:
@@ -121,11 +118,3 @@ def test_drafts_that_cannot_be_compiled_are_refused(name: str, reason: str) -> N
     draft, tokenizer = tiny_target(name)
     with pytest.raises(UnsupportedError, match=reason):
         uag.Assistant(draft, tokenizer, tokenizer, compile_draft=True)
-
-
-def test_wrong_options_are_refused() -> None:
-    draft, tokenizer = tiny_draft("llama")
-    with pytest.raises(OptionError, match="compile_draft='yes' must be True or False"):
-        uag.Assistant(draft, tokenizer, tokenizer, compile_draft="yes")
-    with pytest.raises(OptionError, match="requires a draft model"):
-        uag.Assistant(None, None, tokenizer, compile_draft=True)

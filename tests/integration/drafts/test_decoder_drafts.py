@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import multiprocessing
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,7 +17,6 @@ import uag
 from tests.support.calls import (
     GREEDY,
     PROMPTS,
-    ROWS,
     SAMPLED,
     TEXTS,
     assert_drafted,
@@ -29,6 +26,7 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
+from tests.support.forked import forked, needs_fork
 from tests.support.grids import covering
 from tests.support.models import tiny_target, twin
 from tests.support.rollbacks import check_rollbacks
@@ -47,13 +45,11 @@ NAMES = ["llama", "gemma2", "gpt2", "phi", "qwen3"]
 
 
 def passes(assistant: uag.Assistant) -> Any:
-    """Return the draft passes of an assistant."""
     drafter: Any = assistant._sessions[0].drafter
     return drafter.model
 
 
 def how(assistant: uag.Assistant) -> str:
-    """Return how the last call's draft passes ran."""
     return str(passes(assistant).counts.passes)
 
 
@@ -80,41 +76,20 @@ def test_calls_equal_plain_decoding(name: str, num_rows: int, options: dict[str,
     assert_drafted(stats)
 
 
-@pytest.mark.parametrize("num_sequences", [2, 4])
-def test_several_sequences_equal_plain_decoding(num_sequences: int) -> None:
-    target, tokenizer, _, _ = pair("llama", eos=True)
-    assistant = assistant_of("llama", eos=True)
-    given = batch(tokenizer, 2) | SAMPLED | {"num_return_sequences": num_sequences}
-    assert_drafted(compare(target, given, assistant))
-    assert how(assistant) == "in one call, int8"
-
-
 def replace(model: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, torch.nn.Parameter(value.clone()))
 
 
-def copy_in_place(model: Any, state: dict[str, Any]) -> None:
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.copy_(state[name])
-
-
-def copy_data(model: Any, state: dict[str, Any]) -> None:
-    for name, value in model.named_parameters():
-        value.data.copy_(state[name])
-
-
-def point_data(model: Any, state: dict[str, Any]) -> None:
-    for name, value in model.named_parameters():
-        value.data = state[name].clone()
+def each_parameter(change: Callable[[Any, torch.Tensor], Any]) -> Callable[[Any, dict[str, Any]], Any]:
+    return lambda model, state: [change(value, state[name]) for name, value in model.named_parameters()]
 
 
 CHANGES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    "in place": copy_in_place,
-    "data in place": copy_data,
-    "data": point_data,
+    "in place": torch.no_grad()(each_parameter(lambda value, new: value.copy_(new))),
+    "data in place": each_parameter(lambda value, new: value.data.copy_(new)),
+    "data": each_parameter(lambda value, new: setattr(value, "data", new.clone())),
     "load_state_dict": lambda model, state: model.load_state_dict(state),
     "load_state_dict(assign=True)": lambda model, state: model.load_state_dict(state, assign=True),
     "parameters": replace,
@@ -130,16 +105,6 @@ def test_changed_weights_are_seen_by_the_next_call(change: str) -> None:
     CHANGES[change](draft, target.state_dict())
     assert acceptance(compare(target, given, assistant)) > NEAR
     assert how(assistant) == "in one call, int8"
-
-
-def test_another_dtype_is_seen_by_the_next_call() -> None:
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    given, assistant = batch(tokenizer, 3) | GREEDY, of(draft, tokenizer)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float32):
-        draft.to(dtype)
-        assert acceptance(compare(target, given, assistant)) > NEAR
-        assert how(assistant) == "in one call, int8"
 
 
 def test_an_adapter_is_seen_by_the_next_call() -> None:
@@ -161,27 +126,70 @@ def test_an_adapter_is_seen_by_the_next_call() -> None:
     assert how(assistant) == "in one call, int8"
 
 
-def test_the_mode_is_seen_by_the_next_call() -> None:
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    given, assistant = batch(tokenizer, 1) | GREEDY, of(draft, tokenizer)
-    for is_training in (True, False, True, False):
-        draft.train(is_training)
-        assert acceptance(compare(target, given, assistant)) > NEAR
-        assert how(assistant) == ("in PyTorch: the draft is in training mode" if is_training else "in one call, int8")
+Change = Callable[[Any], Any]
+PYTORCH = "in PyTorch: the draft "
 
 
-def test_a_hook_is_seen_by_the_next_call() -> None:
+def with_hook(draft: Any) -> str:
+    draft.handle = draft.model.layers[0].mlp.register_forward_hook(lambda *arguments: 2.0 * arguments[-1])
+    return PYTORCH
+
+
+def in_dtype(dtype: torch.dtype) -> Change:
+    return lambda draft: draft.to(dtype) and "in one call, int8"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [in_dtype(torch.bfloat16), in_dtype(torch.float16), in_dtype(torch.float32)],
+        2
+        * [
+            lambda draft: draft.train() and f"{PYTORCH}is in training mode",
+            lambda draft: draft.eval() and "in one call",
+        ],
+        [with_hook, lambda draft: draft.handle.remove() or "in one call"],
+    ],
+    ids=["dtype", "mode", "hook"],
+)
+def test_what_changes_is_seen_by_the_next_call(changes: list[Change]) -> None:
     target, tokenizer = tiny_target("llama")
     draft = copy.deepcopy(target)
-    given, assistant = batch(tokenizer, 1) | GREEDY, of(draft, tokenizer)
-    compare(target, given, assistant)
-    handle = draft.model.layers[0].mlp.register_forward_hook(lambda *arguments: 2.0 * arguments[-1])
-    compare(target, given, assistant)
-    assert "hook" in how(assistant)
-    handle.remove()
-    compare(target, given, assistant)
-    assert how(assistant) == "in one call, int8"
+    given, assistant = batch(tokenizer, 3) | GREEDY, of(draft, tokenizer)
+    for change in [lambda _: "in one call, int8", *changes]:
+        expected = change(draft)
+        stats = compare(target, given, assistant)
+        assert how(assistant).startswith(expected)
+        assert acceptance(stats) > NEAR or change is with_hook
+
+
+def with_nan(place: str) -> Change:
+    def change(draft: Any) -> None:
+        with torch.no_grad():
+            draft.get_submodule(place).weight[3] = torch.nan
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        *((with_nan(place), {}) for place in ("model.norm", "lm_head", "model.layers.1.mlp.down_proj")),
+        (lambda draft: vars(draft.model.layers[1].self_attn).update(scaling=None), {}),  # PyTorch's own attention
+        (lambda _: None, {"own_kernels": False}),
+        (lambda _: None, {"library": None}),
+    ],
+)
+def test_the_rest_is_left_to_pytorch(change: Change, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tokenizer = tiny_target("llama")
+    draft = copy.deepcopy(target)
+    change(draft)
+    if "library" in options:
+        monkeypatch.setattr(kernel, "LEVEL", "")
+        monkeypatch.setattr(kernel, "_library", options.pop("library"))
+    assistant = of(draft, tokenizer, **options)
+    compare(target, batch(tokenizer, 3) | GREEDY, assistant)
+    assert how(assistant).startswith(PYTORCH)
 
 
 def test_the_copy_is_freed_with_the_model() -> None:
@@ -195,15 +203,6 @@ def test_the_copy_is_freed_with_the_model() -> None:
     del draft, assistant, found
     gc.collect()
     assert [reference() for reference in freed] == [None, None]
-
-
-def test_assistants_share_one_copy() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("llama")
-    assistants = [uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4) for _ in range(2)]
-    for assistant in assistants:
-        assert_drafted(compare(target, batch(tokenizer, 3) | GREEDY, assistant))
-    first, second = (passes(assistant)._decoder for assistant in assistants)
-    assert first is second is decoder_of(draft, "int8")
 
 
 @pytest.mark.parametrize("is_one", [True, False], ids=["one assistant", "two assistants"])
@@ -228,40 +227,13 @@ def test_threads_draft_at_once(is_one: bool) -> None:
     assert "one call" in how(assistants[0])
 
 
-def _in_child(assistant: uag.Assistant, target: Any, given: dict[str, Any], results: Any) -> None:
-    results.put((assistant.generate(target, **given).tolist(), how(assistant)))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@needs_fork
 def test_a_forked_process_drafts() -> None:
     target, tokenizer, _, _ = pair("llama")
     assistant, given = assistant_of(), batch(tokenizer, 1) | GREEDY
     expected = assistant.generate(target, **given).tolist()
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    child = context.Process(target=_in_child, args=(assistant, target, given, results))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert results.get() == (expected, "in one call, int8")
-    results.close()
-
-
-@ROWS
-def test_own_kernels_off_use_pytorch(num_rows: int) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("llama")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, own_kernels=False)
-    assert_drafted(compare(target, batch(tokenizer, num_rows) | GREEDY, assistant))
-    assert how(assistant).startswith("in PyTorch: the draft ")
-
-
-def test_without_the_compiled_library_pytorch_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "LEVEL", "")
-    monkeypatch.setattr(kernel, "_library", None)
-    target, tokenizer, draft, draft_tokenizer = pair("llama")
-    assistant = uag.Assistant(copy.deepcopy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert_drafted(compare(copy.deepcopy(target), batch(tokenizer, 1) | GREEDY, assistant))
-    assert how(assistant).startswith("in PyTorch: the draft ")
+    found = forked(lambda: (assistant.generate(target, **given).tolist(), how(assistant)))
+    assert found == (expected, "in one call, int8")
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -276,17 +248,6 @@ def test_nan_weights_of_some_ids_do_not_end_drafting(weights: str) -> None:
     assert how(assistant) == f"in one call, {weights}"
     assert after.num_accepted_tokens == before.num_accepted_tokens > 0
     assert_drafted(compare(target, left_padded(PROMPTS) | GREEDY, assistant))  # one of these has this id
-
-
-@pytest.mark.parametrize("place", ["model.norm", "lm_head", "model.layers.1.mlp.down_proj"])
-def test_nan_weights_of_all_ids_are_left_to_pytorch(place: str) -> None:
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    with torch.no_grad():
-        draft.get_submodule(place).weight[3] = torch.nan
-    assistant = of(draft, tokenizer)
-    compare(target, batch(tokenizer, 3) | GREEDY, assistant)
-    assert how(assistant).startswith("in PyTorch: the draft ")
 
 
 def test_a_tokenizer_may_have_more_ids_than_the_draft() -> None:
@@ -311,8 +272,6 @@ def test_long_prompts_are_read_in_parts(num_rows: int) -> None:
 
 
 class AsModel:
-    """A decoder's logits of a whole text, as a model returns them."""
-
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.config = SimpleNamespace(vocab_size=decoder.vocab_size)
@@ -357,13 +316,3 @@ def test_a_pass_without_memory_ends_drafting_with_a_sentence(monkeypatch: pytest
         stats = compare(target, given, assistant)
     assert any("no memory for a pass" in reason for reason in stats.fallbacks)
     assert_drafted(compare(target, given, assistant))
-
-
-def test_a_model_that_cannot_be_read_is_left_to_pytorch() -> None:
-    """Modules of others may be of any kind: this one leaves the scale to PyTorch's own attention."""
-    target, tokenizer = tiny_target("llama")
-    draft = copy.deepcopy(target)
-    draft.model.layers[1].self_attn.scaling = None
-    assistant = of(draft, tokenizer)
-    compare(target, batch(tokenizer, 1) | GREEDY, assistant)
-    assert how(assistant).startswith("in PyTorch: the draft could not be copied (TypeError")

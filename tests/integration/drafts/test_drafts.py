@@ -1,7 +1,6 @@
 """The draft model is not changed, and may have a different dtype, context or head."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import uag
+from tests.support.callers import failing_after
 from tests.support.calls import (
     GREEDY,
     MODES,
@@ -19,20 +19,15 @@ from tests.support.calls import (
     batch,
     compare,
     draft_options,
-    failing_after,
     left_padded,
     pair,
 )
-from tests.support.forked import elsewhere
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tiny_classes import tiny_config
 from tests.support.tokenizers import small_tokenizer
-from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting import Ask, ModelDrafter
+from uag.adapters import TokenizerAdapter
 from uag.kernels import kernel
-from uag.lookahead import Lookahead
-from uag.projection import Scoring, TokenizerPair
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -71,35 +66,6 @@ def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: i
     assert stats.num_accepted_tokens == in_evaluation.num_accepted_tokens
 
 
-def test_a_draft_in_training_mode_serves_two_threads() -> None:
-    """One thread's pass ends while the other one's has begun: its dropout draws nothing."""
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    draft = copy.deepcopy(draft).train()
-    own, given, found = draft.transformer.wpe.forward, left_padded(PROMPTS[:1]) | GREEDY, []
-
-    def call() -> uag.Stats:
-        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, draft_weights="model")
-        assistant.generate(target, **given)
-        return assistant.stats
-
-    def held(wait: Callable[[], None]) -> None:
-        def forward(*args: Any) -> Any:
-            draft.transformer.wpe.forward = own
-            wait()
-            return own(*args)
-
-        draft.transformer.wpe.forward = forward
-        found.append(call())
-
-    call()  # with the draft's trials
-    state = torch.get_rng_state()
-    with elsewhere(held):
-        found.append(call())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert found[0].num_accepted_tokens == found[1].num_accepted_tokens > 0
-    assert all(module.training for module in draft.modules())
-
-
 @covering("is_shared, num_rows", (False, True), (1, 3), strength=1)
 def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int) -> None:
     target, tokenizer, _, _ = pair("gpt2")
@@ -111,25 +77,6 @@ def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int)
     stats = compare(target, inputs | {"max_new_tokens": 60, "do_sample": False}, assistant)
     assert stats.num_candidate_tokens > 40 * num_rows  # it drafts to the very end: the window moves on
     assert stats.draft_passes == "in one call, int8" or not kernel.LEVEL
-
-
-def ask(num_rows: int, limit: int) -> Ask:
-    """Ask for `limit` candidates in each row, of the target tokenizer "llama"."""
-    scoring = Scoring(len(small_tokenizer("llama")))
-    return Ask([limit] * num_rows, limit, Lookahead(limit), lambda row, step: scoring)
-
-
-def test_a_pause_longer_than_the_drafts_context() -> None:
-    """After a pause in drafting, the draft's window contains the end of the text written meanwhile."""
-    target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
-    draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
-    drafter = ModelDrafter(draft, TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer)))
-    ids = target_tokenizer(TEXT * 3, add_special_tokens=False)["input_ids"]
-    drafter.start([ids[:5]])
-    drafter.propose(ask(1, 1))
-    drafter.accept(0, 0, ids[5:])
-    (found,) = drafter.propose(ask(1, 3))
-    assert 1 <= len(found) <= 3
 
 
 @pytest.mark.parametrize("head", [380, 600, 650])
@@ -163,9 +110,7 @@ def test_each_tokenizer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_passes", [0, 5])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyError])
-def test_after_a_failed_draft_pass_the_call_continues_without_the_draft(
-    error: type[Exception], num_passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_outlast_failed_drafts(error: type[Exception], num_passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer, draft, _ = pair("gpt2")
     assistant = assistant_of("gpt2")
     given = batch(tokenizer, 3) | GREEDY

@@ -35,9 +35,7 @@ def padded_pair(target_size: int, draft_size: int) -> tuple[Any, Any]:
     ("target_size", "draft_size", "tokenizers"),
     [(610, 602, "both"), (602, 610, "both"), (610, 610, "both"), (610, 610, "target"), (610, 610, "none")],
 )
-def test_equal_tokenizers_with_padded_heads(
-    installed: None, target_size: int, draft_size: int, tokenizers: str
-) -> None:
+def test_equal_tokenizers_and_padded_heads(installed: None, target_size: int, draft_size: int, tokenizers: str) -> None:
     tokenizer = small_tokenizer("byte_level")
     assert len(tokenizer) == 600
     target, draft = padded_pair(target_size, draft_size)
@@ -60,9 +58,7 @@ def test_equal_tokenizers_with_padded_heads(
 
 def test_heads_of_different_sizes_are_refused_without_tokenizers() -> None:
     target, draft = (tiny_model("gpt2", size, n_embd=32, n_layer=1, n_head=4) for size in (300, 296))
-    message = (
-        r"300 entries for the target, 296 for the draft.* tokenizer and draft_tokenizer cannot be found. Pass both"
-    )
+    message = "300 entries for the target, 296 for the draft.* tokenizer and draft_tokenizer cannot be found. Pass"
     with pytest.raises(PairError, match=message):
         uag.Assistant(draft).generate(target, torch.ones((1, 3), dtype=torch.long), max_new_tokens=2)
 

@@ -35,7 +35,6 @@ def replace_clocks(monkeypatch: pytest.MonkeyPatch, target_s: float, draft_s: fl
 
 
 def demo_calls(num: int) -> uag.Stats:
-    """Run calls of the demo pair, and return the statistics of the last."""
     models = demo()
     inputs = models.target_tokenizer("def fibonacci(n):", return_tensors="pt")
     assistant = uag.Assistant(models.draft, models.draft_tokenizer, models.target_tokenizer, prompt_lookup=False)
@@ -45,9 +44,7 @@ def demo_calls(num: int) -> uag.Stats:
 
 
 @covering("place, stalled, stall_s", (1, 5, 9), ("target", "drafts"), (0.05, 5.0), strength=1)
-def test_a_stalled_pass_does_not_switch_the_draft_off(
-    monkeypatch: pytest.MonkeyPatch, stalled: str, place: int, stall_s: float
-) -> None:
+def test_stalls_switch_nothing_off(monkeypatch: pytest.MonkeyPatch, stalled: str, place: int, stall_s: float) -> None:
     clock = replace_clocks(monkeypatch, 0.02, 0.004)[stalled]
     clock.stalls, clock.stall_s = range(place, place + 2), stall_s
     stats = demo_calls(1)

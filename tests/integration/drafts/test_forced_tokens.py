@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, PrefixConstrainedLogitsProcessor
 
 import uag
+from tests.support.callers import Looks, Watches
 from tests.support.calls import GREEDY, MODES, PROMPTS, SAMPLED, assistant_of, ids_of, left_padded, pair, seeded
 from uag.hf.models import head_size
 
@@ -19,12 +19,7 @@ EVERYTHING = list(range(5, 600))
 
 
 class Template:
-    """Forces tokens at some output steps, and keeps a record of its calls.
-
-    Args:
-        forced: the single allowed token of these output steps.
-        then: called with the number of the call and its ids; may return what is allowed, or raise.
-    """
+    """Forces tokens at some output steps, and keeps a record of its calls."""
 
     def __init__(self, forced: dict[int, int], then: Callable[[int, list[int]], Any] = lambda *_: None) -> None:
         self.forced, self.then = forced, then
@@ -172,28 +167,17 @@ def test_a_forced_token_that_another_processor_excludes_is_rejected(options: dic
     assert len(template.calls) - 2 * num_plain <= 6
 
 
-class Looks(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores
-
-
-class Never(StoppingCriteria):
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-
 @pytest.mark.parametrize(
-    "others",
-    [lambda: {"logits_processor": [Looks()]}, lambda: {"stopping_criteria": [Never()]}],
-    ids=["other", "never"],
+    ("others", "prompts"),
+    [
+        (lambda: {"logits_processor": [Looks()]}, PROMPTS[:1]),
+        (lambda: {"stopping_criteria": [Watches()]}, PROMPTS[:1]),
+        (dict, [PROMPTS[0], PROMPTS[0][::-1]]),
+    ],
+    ids=["processor", "criterion", "batch"],
 )
-def test_beside_other_code_of_the_caller_the_function_is_not_asked_ahead(others: Callable[[], dict[str, Any]]) -> None:
-    stats, _ = both(lambda: Template(steps(2, 10)), GREEDY, others=others)
-    assert "constraint" not in stats.candidates_by_source
-
-
-def test_rows_of_a_batch_are_decoded_as_before() -> None:
-    stats, _ = both(lambda: Template(steps(2, 10)), GREEDY, prompts=[PROMPTS[0], PROMPTS[0][::-1]])
+def test_beside_others_nothing_is_asked_ahead(others: Callable[[], dict[str, Any]], prompts: list[list[int]]) -> None:
+    stats, _ = both(lambda: Template(steps(2, 10)), GREEDY, others=others, prompts=prompts)
     assert "constraint" not in stats.candidates_by_source
 
 
@@ -205,9 +189,8 @@ def test_the_callers_processor_is_not_changed() -> None:
     expected = pair()[0].generate(**given).tolist()
     assert assistant.generate(pair()[0], **given).tolist() == expected
     assert assistant.stats.accepted_by_source["constraint"] > 3
-    assert processor(torch.tensor([PROMPTS[0]]), torch.zeros(1, head_size(pair()[0]))).isfinite().sum() == len(
-        EVERYTHING
-    )
+    scores = processor(torch.tensor([PROMPTS[0]]), torch.zeros(1, head_size(pair()[0])))
+    assert scores.isfinite().sum() == len(EVERYTHING)
     assert vars(processor)["_prefix_allowed_tokens_fn"] is template
 
 

@@ -9,7 +9,8 @@ import torch
 
 import uag
 from benchmarks.replay import Replay, Text
-from tests.support.calls import GREEDY, SAMPLED, batch, compare, failing_after, left_padded, pair
+from tests.support.callers import failing_after
+from tests.support.calls import GREEDY, SAMPLED, batch, compare, left_padded, pair
 from tests.support.grids import mostly_grid
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks

@@ -1,6 +1,5 @@
 """Memories in calls: the output is plain decoding's, and texts that were written before are accepted."""
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,17 +8,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import (
-    GREEDY,
-    NEW,
-    PROMPTS,
-    SAMPLED,
-    OracleDrafter,
-    compare,
-    left_padded,
-    pair,
-    raises_at,
-)
+from tests.support.callers import OracleDrafter, raises_at
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, compare, left_padded, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.tokenizers import small_tokenizer
@@ -32,7 +22,6 @@ HOT = {**SAMPLED, "temperature": 1.7, "top_k": 9}
 
 
 def check(assistant: uag.Assistant, inputs: dict[str, Any], seed: int = 3, name: str = "llama", **options: Any) -> int:
-    """Assert that a call equals plain decoding, also in the generator's final state; return the accepted tokens."""
     target = tiny_target(name)[0] if name == "t5" else pair(name, options.pop("eos", False))[0]
     return compare(target, inputs | options, assistant, seed=seed).accepted_by_source.get("memory", 0)
 
@@ -83,21 +72,6 @@ def test_a_memory_is_shared_by_assistants_and_threads() -> None:
         assert list(pool.map(work, range(3))) == [expected] * 3
     other = uag.Assistant(None, None, tokenizer, memory=memory, num_candidate_tokens=8)
     assert check(other, left_padded(PROMPTS[:1]), **GREEDY) > NEW // 2
-
-
-def test_a_copy_can_be_used_inside_a_call() -> None:
-    target, tokenizer = tiny_target("llama")
-    assistant = uag.Assistant(None, None, tokenizer, memory=True)
-    copied = copy.copy(assistant)
-
-    def nested(input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        if input_ids.shape[1] % 8 == 0:
-            check(copied, left_padded(PROMPTS[:1]), **GREEDY)
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    expected = target.generate(**ROWS, **GREEDY).tolist()
-    assert assistant.generate(target, **ROWS, **GREEDY, stopping_criteria=[nested]).tolist() == expected
-    assert copied.memory is assistant.memory
 
 
 def test_a_saved_memory_serves_the_same_tokenizer_only(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, Looks, compare, left_padded, pair
+from tests.support.callers import Looks
+from tests.support.calls import GREEDY, PROMPTS, compare, left_padded, pair
 from tests.support.grids import ROWS_AND_MODES, covering
 from uag.adapters import from_tokenizer
 from uag.drafting import Ask, Drafter, ModelDrafter, PromptLookup, TextDrafter
@@ -93,8 +94,6 @@ def test_drafter_without_free_candidates_is_not_asked_while_drafting_pauses(memo
 
 
 class Garbage(Careless):
-    """Returns the value it was created with."""
-
     strategy = "garbage"
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -105,41 +104,28 @@ class Garbage(Careless):
         return self.make()
 
 
+LISTS, PROPOSALS = "Return one list of .* each row, empty", r"Return lists of uag\.proposal\.Proposal"
+WRONG: list[Any] = [3, None, "ab", (3, 0.5), Proposal("3", 0.5), Proposal(3.0, 0.5)]  # type: ignore[arg-type]
+WRONG += [Proposal(torch.tensor([3, 4]), 0.5)]  # type: ignore[arg-type]
+WRONG += [Proposal(3, share) for share in (None, "0.5", 1.5, -0.1, float("nan"))]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("make", "returned"),
+    ("make", "message"),
     [
-        (lambda: None, "None"),
-        (lambda: ([Proposal(1, 0.5)] for _ in range(3)), "<generator"),
-        (lambda: torch.zeros(3, 2, dtype=torch.long), r"tensor\("),
-        (lambda: [[]], r"\[\[\]\] for 3 rows"),
+        (lambda: None, f"None.* {LISTS}"),
+        (lambda: ([Proposal(1, 0.5)] for _ in range(3)), f"<generator.* {LISTS}"),
+        (lambda: torch.zeros(3, 2, dtype=torch.long), rf"tensor\(.* {LISTS}"),
+        (lambda: [[]], rf"\[\[\]\] for 3 rows.* {LISTS}"),
+        *((lambda wrong=wrong: [wrong] * 3, r"\[") for wrong in WRONG),
+        *((lambda wrong=wrong: [[Proposal(3, 0.5), wrong]] * 3, rf"\[\[.*{PROPOSALS}") for wrong in WRONG),
     ],
 )
-def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], returned: str) -> None:
-    assistant = uag.Assistant(None, drafter=Garbage(make), num_candidate_tokens=2)
-    with pytest.raises(
-        OptionError, match=rf"(?s)Garbage\.propose returned {returned}.* Return one list of .* each row, empty"
-    ):
+@pytest.mark.parametrize("length", [2, None])
+def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], message: str, length: int | None) -> None:
+    assistant = uag.Assistant(None, drafter=Garbage(make), num_candidate_tokens=length)
+    with pytest.raises(OptionError, match=rf"(?s)Garbage\.propose returned {message}"):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [3, None, "ab", (3, 0.5), Proposal("3", 0.5), Proposal(3.0, 0.5), Proposal(torch.tensor([3, 4]), 0.5)]  # type: ignore[arg-type]
-    + [Proposal(3, confidence) for confidence in (None, "0.5", 1.5, -0.1, float("nan"))],  # type: ignore[arg-type]
-)
-def test_what_is_no_proposal_is_an_error_that_names_the_drafter(wrong: Any) -> None:
-    drafter = Garbage(lambda: [[Proposal(3, 0.5), wrong]])
-    for length in (2, None):
-        with pytest.raises(
-            OptionError, match=r"(?s)Garbage\.propose returned \[\[.*Return lists of uag\.proposal\.Proposal"
-        ):
-            uag.Assistant(None, drafter=drafter, num_candidate_tokens=length).generate(
-                pair()[0], **left_padded(PROMPTS[:1]), **GREEDY
-            )
-    with pytest.raises(OptionError, match="Garbage"):
-        uag.Assistant(None, drafter=Garbage(lambda: [wrong]), num_candidate_tokens=2).generate(
-            pair()[0], **left_padded(PROMPTS[:1]), **GREEDY
-        )
 
 
 @pytest.mark.parametrize("wrong", [-1, 649, 2**70])
@@ -183,8 +169,6 @@ def test_a_custom_drafter_is_used_without_prompt_lookup() -> None:
 
 
 class Draws(Careless):
-    """Draws random numbers in every method."""
-
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
         super().start(prompts)
         torch.rand(3)
@@ -201,18 +185,13 @@ class Draws(Careless):
 
 
 @ROWS_AND_MODES
-def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(
-    num_rows: int, options: dict[str, Any]
-) -> None:
+def test_a_source_that_draws_leaves_the_callers_generator_alone(num_rows: int, options: dict[str, Any]) -> None:
     def draws(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores + torch.rand(scores.shape)  # the caller's own code draws as in plain decoding
 
     given = left_padded(PROMPTS[:num_rows]) | options | {"logits_processor": [draws]}
     assistant = uag.Assistant(None, drafter=Draws(4), num_candidate_tokens=3)
     assert compare(pair()[0], given, assistant).num_candidate_tokens > 0
-
-
-# ---------------------------------------------------------------------- uag.testing.check_drafter
 
 
 class Repeats(Drafter):
@@ -304,8 +283,6 @@ METHODS = ("start", "propose", "accept", "finish", "release")
 
 
 class FirstRow(Repeats):
-    """Takes every row for the first one."""
-
     def after(self, row: int) -> list[int]:
         return super().after(0)
 

@@ -11,18 +11,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import (
-    GREEDY,
-    NEW,
-    PROMPTS,
-    SAMPLED,
-    OracleDrafter,
-    assistant_of,
-    compare,
-    left_padded,
-    pair,
-    seeded,
-)
+from tests.support.callers import OracleDrafter
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, assistant_of, compare, left_padded, pair, seeded
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.trained import demo, small
@@ -37,7 +27,6 @@ FEW = 32
 
 @cache
 def written(load: Callable[[], Pair] = small) -> tuple[dict[str, Any], torch.Tensor, str]:
-    """Return a prompt of a pair, its target's greedy output, and the output's text."""
     inputs = encode(load(), [spread(heldout_prompts(), 3)[load is demo].text])
     ids = load().target.generate(**inputs, max_new_tokens=FEW if load is demo else TOKENS, do_sample=False)
     new = ids[0, inputs["input_ids"].shape[1] :]
@@ -54,7 +43,6 @@ def generate(prediction: Any, **options: Any) -> uag.Stats:
 
 
 def edited(text: str, edit: str) -> str:
-    """Return a text that becomes the target's by an edit."""
     lines = text.splitlines(keepends=True)
     middle = len(lines) // 2
     if edit == "word replaced":
@@ -91,31 +79,7 @@ def test_a_prediction_that_is_wrong_throughout_is_hardly_tried(prediction: str) 
     assert stats.num_target_forwards <= TOKENS
 
 
-def test_sources_of_every_token_are_named() -> None:
-    inputs, expected, text = written(demo)
-    half = len(text) // 2
-    assistant = uag.Assistant(demo().draft, demo().draft_tokenizer, demo().target_tokenizer, num_candidate_tokens=4)
-    for _ in range(2):
-        ids = assistant.generate(
-            demo().target, **inputs, max_new_tokens=FEW, do_sample=False, prediction=text[:half] + " pass\n"
-        )
-        assert ids.tolist() == expected.tolist()
-        stats = assistant.stats
-        (sources,) = stats.sources
-        assert len(sources) == FEW
-        for name, number in stats.accepted_by_source.items():
-            assert sources.count(name) == number <= stats.candidates_by_source[name]
-        assert sum(stats.accepted_by_source.values()) == stats.num_accepted_tokens
-        assert sum(stats.candidates_by_source.values()) == stats.num_candidate_tokens
-        assert "from prediction" in stats.summary()
-        assert {"target", "prediction"} < set(sources) <= {"target", "prediction", "prompt", "draft model"}
-
-
-# ---------------------------------------------------------------------- equality on models of random weights
-
-
 def spoiled(ids: list[int], every: int = 6) -> list[int]:
-    """Return ids with some replaced, removed and inserted."""
     out = []
     for place, token_id in enumerate(ids):
         if place % every == 3:
@@ -128,9 +92,7 @@ def spoiled(ids: list[int], every: int = 6) -> list[int]:
 
 
 @covering("num_rows, options, eos, has_draft", (1, 3), (GREEDY, SAMPLED), (False, True), (False, True))
-def test_ids_and_generator_are_plain_decodings(
-    num_rows: int, options: dict[str, Any], eos: bool, has_draft: bool
-) -> None:
+def test_ids_and_generator_are_plain(num_rows: int, options: dict[str, Any], eos: bool, has_draft: bool) -> None:
     target, tokenizer, *_ = pair(eos=eos)
     given = left_padded(PROMPTS[:num_rows]) | options
     output = seeded(7, target.generate, **given)[:, given["input_ids"].shape[1] :]
@@ -178,9 +140,6 @@ def test_beside_a_drafter_of_ones_own_and_after_copies() -> None:
     assert compare(target, given, alone).accepted_by_source["prediction"] > NEW // 2
 
 
-# ---------------------------------------------------------------------- doors
-
-
 def test_after_install_with_and_without_a_draft(installed: None) -> None:
     inputs, expected, text = written(demo)
     options = {"max_new_tokens": FEW, "do_sample": False}
@@ -211,9 +170,6 @@ def test_as_custom_generate(is_installed: bool, request: pytest.FixtureRequest) 
         ids = small().target.generate(**inputs, **options, custom_generate=assistant, **given)
         assert ids.tolist() == expected.tolist()
         assert assistant.stats.num_target_forwards < 12
-
-
-# ---------------------------------------------------------------------- errors
 
 
 def test_text_needs_a_tokenizer() -> None:

@@ -29,7 +29,6 @@ def example() -> dict[str, Any]:
 
 @cache
 def written(num_rows: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor, tuple[str, ...]]:
-    """Return prompts, the target's output for them, and the whole texts."""
     inputs = encode(small(), [prompt.text for prompt in spread(heldout_prompts(), 3)[:num_rows]])
     ids = small().target.generate(**inputs, **LONG)
     return inputs, ids, tuple(small().target_tokenizer.batch_decode(ids, skip_special_tokens=True))
@@ -109,9 +108,6 @@ def test_what_is_no_source_is_refused() -> None:
         generate(lambda _: [3])
     with pytest.raises(ZeroDivisionError):  # its own errors reach the caller
         generate(lambda _: str(1 // 0))
-
-
-# ---------------------------------------------------------------------- examples/text_source.py
 
 
 def test_a_folder_of_documents(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from transformers import LlamaForCausalLM
 
 import uag
@@ -72,15 +71,6 @@ def test_weights_on_the_disk(wrap: Any, tmp_path: Path) -> None:
     assert "meta" in {parameter.device.type for parameter in draft.parameters()}
     assert counts(draft) == bare_counts()
     assert not any(parameter.is_inference() for parameter in draft.parameters())
-
-
-def test_data_parallel() -> None:
-    assert counts(wrappers.data_parallel(pair()[2])) == bare_counts()
-
-
-def test_offloaded_half_precision() -> None:
-    half = copy.deepcopy(pair()[2]).to(torch.bfloat16)
-    assert counts(wrappers.on_cpu(half)) == counts(half)
 
 
 @BOTH
@@ -162,12 +152,6 @@ def test_a_trial_is_that_of_one_wrapper() -> None:
     assert trials.reading_refusal(draft) == ""
     config = peft.PromptTuningConfig(task_type=wrappers.CAUSAL, num_virtual_tokens=4)
     assert "stores 6 positions" in trials.reading_refusal(peft.get_peft_model(draft, config).eval())
-
-
-def test_a_draft_inside_a_value_head_is_refused() -> None:
-    _, tokenizer, draft, draft_tokenizer = pair()
-    with pytest.raises(UnsupportedError, match="'ValueHead' has no language-model head"):
-        uag.Assistant(wrappers.TRANSPARENT["value head"](draft), draft_tokenizer, tokenizer)
 
 
 @pytest.mark.parametrize("are_known", [False, True])

@@ -31,13 +31,7 @@ class MixedTarget(CandidateGeneratorMixin, LlamaForCausalLM):
 
 
 class Worker:
-    """One rank, or the single process that it is compared with.
-
-    Args:
-        spec: folders of target and draft, prompts, number of seeds and new tokens, and what to run in addition to uag:
-            "plain" decoding on the ranks, "others".
-        rank: rank of this process; None for an unsplit target.
-    """
+    """One rank, or the single process that it is compared with."""
 
     def __init__(self, spec: dict[str, Any], rank: int | None = None) -> None:
         self.spec = spec
@@ -64,7 +58,6 @@ class Worker:
         return uag.Assistant(self.draft if draft is ... else draft, self.draft_tokenizer, self.tokenizer, **options)
 
     def run(self, generate: Callable[..., Any], seed: int, num_rows: int = 1, **options: Any) -> tuple[Ids, str]:
-        """Run one call and return its ids and the generator's state after it."""
         mask = self.mask[:num_rows]
         start = int(mask.any(0).long().argmax())
         torch.manual_seed(seed)
@@ -128,7 +121,6 @@ class Worker:
 
 
 def _restless(rank: int) -> Callable[[], float]:
-    """Return a clock that runs differently on each rank."""
     generator, start = random.Random(rank), time.perf_counter()
     ticks = [start]
 
@@ -140,7 +132,6 @@ def _restless(rank: int) -> Callable[[], float]:
 
 
 def run_rank(rank: int, spec: dict[str, Any], folder: Path) -> None:
-    """Run one of two ranks in this process, and write its results."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     store = f"file://{folder / spec['name']}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)

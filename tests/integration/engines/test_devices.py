@@ -16,7 +16,8 @@ from transformers.generation.utils import DeferredStopCheck
 
 import uag
 from tests.integration.drafts.test_faults import replace_clocks
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, Puts, left_padded
+from tests.support.callers import OracleDrafter, Puts
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
 from tests.support.grids import ROWS_AND_MODES, covering
@@ -64,9 +65,7 @@ def check(target: Any, given: dict[str, Any], assistant: uag.Assistant, reasons:
 @covering(
     "draft, cache, num_rows, options", (DEVICE, "cpu", "compiled"), ({}, STATIC), (1, 3), (GREEDY, SAMPLED), strength=2
 )
-def test_call_on_device_equals_plain_decoding(
-    draft: Any, cache: dict[str, Any], num_rows: int, options: dict[str, Any]
-) -> None:
+def test_call_equals_plain_decoding(draft: Any, cache: dict[str, Any], num_rows: int, options: dict[str, Any]) -> None:
     """On CUDA, a compiled draft runs CUDA graphs, and so does the target with a static cache."""
     is_compiled = draft == "compiled"
     if is_compiled and DEVICE != "cuda":
@@ -141,9 +140,7 @@ def test_default_device_changes_nothing(place: Any, num_rows: int, options: dict
 
 
 @pytest.mark.parametrize("draft_device", [DEVICE, "cpu"])
-def test_slow_draft_on_device_is_named_with_what_keeps_it_slow(
-    draft_device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_draft_is_named_with_what_keeps_it_slow(draft_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_clocks(monkeypatch, 0.02, 0.5)
     target, assistant = pair(draft_device=draft_device)
     assistant.draft.register_forward_hook(lambda *_: None)
@@ -226,9 +223,7 @@ def _without_float64(double: Any) -> Any:
 
 
 @ROWS
-def test_device_that_stops_a_step_late_ends_with_plain_decodings_generator(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_that_stops_late_ends_with_the_plain_generator(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers does on MPS since 5.23."""
     monkeypatch.setattr(DeferredStopCheck, "is_supported", staticmethod(lambda *args, **kwargs: True))
     target, assistant = pair(eos=True)

@@ -18,7 +18,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 import uag
-from tests.support import standin_graphs, wrappers
+from tests.support import wrappers
 from tests.support.calls import GREEDY, PROMPTS, ROWS, compare, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE
@@ -45,7 +45,6 @@ def llama() -> Any:
 
 
 def opened(draft: Any, weights: str = "int8") -> Any:
-    """Return the draft's passes, whose private parts the tests look at."""
     check_draft(draft)
     return open_passes(draft, weights=weights)
 
@@ -73,12 +72,10 @@ def distributions(passes: Any, num_rows: int = 1, num_rounds: int = 8, first: in
 
 
 def usual(draft: Any, num_rows: int = 1, **options: Any) -> torch.Tensor:
-    """Return the distributions of a draft with a growing cache, whose passes are not recorded."""
     return distributions(TorchPasses(draft), num_rows, **options)
 
 
 def check(passes: Any, num_rows: int = 1, **options: Any) -> None:
-    """Compare distributions with those of the usual passes; they must have been recorded."""
     torch.testing.assert_close(distributions(passes, num_rows, **options), usual(passes.model, num_rows, **options))
     assert passes.counts.fall_backs == []
     assert not passes._static.is_new
@@ -86,8 +83,7 @@ def check(passes: Any, num_rows: int = 1, **options: Any) -> None:
 
 # With rows of different lengths, usual passes count slots, not positions, within a window.
 @pytest.mark.parametrize(
-    ("name", "num_rows"),
-    [("llama", 1), ("llama", 3), ("gpt2", 1), ("gpt2", 3), *((name, 1) for name in WITH_WINDOWS)],
+    ("name", "num_rows"), [("llama", 1), ("llama", 3), ("gpt2", 1), ("gpt2", 3), *((name, 1) for name in WITH_WINDOWS)]
 )
 def test_recorded_passes_have_the_distributions_of_usual_ones(name: str, num_rows: int) -> None:
     draft = tiny_model(name, 90, seed=2, **({"sliding_window": 8} if name in WITH_WINDOWS else {})).to(DEVICE)
@@ -97,7 +93,6 @@ def test_recorded_passes_have_the_distributions_of_usual_ones(name: str, num_row
 
 
 def assistants(target_name: str = "llama") -> tuple[Any, uag.Assistant, uag.Assistant]:
-    """Return a target, and assistants with the same draft on the device and on the CPU."""
     target, tokenizer, draft, draft_tokenizer = pair_on_cpu(target_name)
     target, on_device = copy.deepcopy(target).to(DEVICE), copy.deepcopy(draft).to(DEVICE)
     both = (
@@ -127,16 +122,6 @@ def test_call_with_a_recorded_draft_equals_plain_decoding(num_rows: int, options
         # The graphs of the first call serve the second one.
         assert (0.0 < stats.recording_s < stats.draft_s) == is_first
         assert (" s of it recording)" in str(stats)) == is_first
-
-
-def test_recorded_draft_is_moved() -> None:
-    draft = llama().cpu()
-    passes = opened(draft, "model")
-    for device in ("cpu", DEVICE, "cpu", DEVICE):
-        draft.to(device)
-        torch.testing.assert_close(distributions(passes), usual(draft))
-        assert bool(passes._static.kind) == (device != "cpu")
-    assert passes.counts.fall_backs == []
 
 
 @ROWS
@@ -225,32 +210,27 @@ def test_autocast_hooks_and_wrappers_are_not_recorded() -> None:
     assert passes.counts.fall_backs == []
 
 
-def waits(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens + int(tokens.sum() * 0)
-
-
-def copies(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens + torch.tensor(0, device=tokens.device)
-
-
-def selects(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens + tokens[tokens < 0].sum()
-
-
 def seed(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change the ids and positions at the start of each pass."""
     call = StaticPasses.forward
     monkeypatch.setattr(
-        StaticPasses, "forward", lambda self, tokens, *args, **kw: call(self, change(tokens), *args, **kw)
+        StaticPasses, "forward", lambda self, tokens, *more, **kw: call(self, change(tokens), *more, **kw)
     )
 
 
-@covering("change, is_found_before", (waits, copies, selects), (True, False), strength=1)
-def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+WAITING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "waits": lambda tokens: tokens + int(tokens.sum() * 0),
+    "copies": lambda tokens: tokens + torch.tensor(0, device=tokens.device),
+    "selects": lambda tokens: tokens + tokens[tokens < 0].sum(),
+}
+
+
+@covering("change, is_found_before", WAITING, (True, False), strength=1)
+def test_pass_that_waits_is_not_recorded(change: str, is_found_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found before it is recorded; if it were not, the recording would fail."""
     if not is_found_before:
         monkeypatch.setattr(recorded, "_WithoutWaits", nullcontext)
-    seed(monkeypatch, change)
+    seed(monkeypatch, WAITING[change])
     draft = llama()
     passes, module = opened(draft), graphs_of(torch.device(DEVICE))
     before = module.current_stream()
@@ -266,9 +246,6 @@ def test_pass_that_waits_is_not_recorded(change: Any, is_found_before: bool, mon
     target, assistant, _ = assistants()
     compare(target, prompts(1) | GREEDY, assistant)
     assert any("the draft's passes are not recorded: " in reason for reason in assistant.stats.fallbacks)
-
-
-# ------------------------------------------------------------------ seeded faults
 
 
 def bake_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,26 +366,6 @@ def test_number_of_the_host_is_found_by_the_first_replay_of_recorded_passes(monk
     (reason,) = passes.counts.fall_backs
     assert "the first replay computed other logits" in reason
 
-
-@on_standin
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [("threads", "other threads"), ("collection", "collected"), ("second recording", "another recording")],
-)
-def test_standin_refuses_what_would_end_a_recording(fault: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = graphs_of(torch.device(DEVICE))
-    passes = opened(llama())
-    if fault == "threads":
-        graph = module.graph
-        monkeypatch.setattr(module, "graph", lambda *args, capture_error_mode, **options: graph(*args, **options))
-    if fault == "collection":
-        monkeypatch.setattr(recorded, "_without_collection", nullcontext)
-    with standin_graphs.recording if fault == "second recording" else nullcontext():
-        distributions(passes)
-    assert reason in passes.counts.fall_backs[0]
-
-
-# ------------------------------------------------------------------ classes
 
 ENDINGS = ("ForCausalLM", "LMHeadModel")
 NO_POSITIONS = "its forward has no position_ids"

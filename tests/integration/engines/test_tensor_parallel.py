@@ -44,7 +44,6 @@ def spec(name: str) -> dict[str, Any]:
 
 @cache
 def ranks(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Run a spec on two ranks and return each rank's results."""
     context = multiprocessing.get_context("fork")
     arguments = spec(name) | {"name": name}, folder
     processes = [context.Process(target=run_rank, args=(rank, *arguments)) for rank in range(2)]

@@ -1,7 +1,6 @@
 """The contract with vLLM's `custom_class` method, on its buffers: nothing that uag returns can crash the engine."""
 
 import logging
-import os
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from uag.errors import LoadingError, OptionError, UnsupportedError
 from uag.proposal import Proposal
 from uag.vllm import Proposer
 from uag.vllm.drafter import open_for_requests
-
-# ---------------------------------------------------------------------- errors at startup
 
 
 def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
@@ -46,9 +43,6 @@ def test_a_target_with_a_state_is_refused(is_hybrid: bool) -> None:
 def test_a_draft_that_cannot_serve_requests_is_refused(class_name: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         open_for_requests(tiny_of_class(class_name), 90)
-
-
-# ---------------------------------------------------------------------- the contract
 
 
 def test_requests_are_drafted_to_their_end() -> None:
@@ -187,9 +181,6 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
     assert len(drafter.model.rows) == 2
 
 
-# ---------------------------------------------------------------------- ranks
-
-
 @pytest.mark.parametrize(
     ("rank", "tensor_parallel", "backend", "drafts"),
     [
@@ -200,12 +191,9 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
         (1, 2, "external_launcher", True),
     ],
 )
-def test_one_rank_of_a_tensor_parallel_group_drafts(
-    rank: int, tensor_parallel: int, backend: str | None, drafts: bool
-) -> None:
-    made = Proposer(
-        config(TARGET, DRAFT, rank=rank, tensor_parallel=tensor_parallel, backend=backend, min_confidence=0.0)
-    )
+def test_one_tensor_parallel_rank_drafts(rank: int, tensor_parallel: int, backend: str | None, drafts: bool) -> None:
+    options: dict[str, Any] = {"rank": rank, "tensor_parallel": tensor_parallel, "backend": backend}
+    made = Proposer(config(TARGET, DRAFT, min_confidence=0.0, **options))
     assert made.is_drafting == drafts
     made.load_model(None)
     assert bool(made.propose(*demo_engine().buffers([0, 1]))[0]) == drafts
@@ -218,29 +206,3 @@ def test_ranks_that_schedule_for_themselves_do_not_go_by_their_clocks(backend: s
     made.load_model(None)
     assert made._drafter is not None
     assert made._drafter.pace._has_clock == (backend is None)
-
-
-# ---------------------------------------------------------------------- with vLLM's own classes
-
-
-def test_vllm_makes_and_calls_the_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
-
-    arguments = EngineArgs(
-        model=TARGET,
-        max_model_len=512,
-        dtype="float32",
-        speculative_config={"method": "custom_class", "model": "uag.vllm.Proposer", "num_speculative_tokens": 3},
-        additional_config={"uag": {"draft": DRAFT, "min_confidence": 0.0}},
-    )
-    made = create_custom_proposer(arguments.create_engine_config())
-    assert type(made) is Proposer
-    assert (made.num_candidate_tokens, made.max_length, made.vocab_size, made.is_drafting) == (3, 512, 1536, True)
-    made.load_model(None)
-    running = demo_engine(max_length=512)
-    while running.unfinished():
-        running.step(made, running.unfinished())
-    assert running.num_accepted > 0

@@ -34,7 +34,6 @@ OF_MANY: dict[Case, float] = {
 
 
 def tokens_per_round(case: Case, texts: tuple[str, ...] = FEW) -> float:
-    """Generate from each text and return the tokens per round."""
     target_name, draft_name, temperature = case
     model, tokenizer = trained(target_name)
     # The bounds are of the draft itself: a copy in 8 bits accepts up to 3 % less.

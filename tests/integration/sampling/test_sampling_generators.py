@@ -7,18 +7,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from tests.support.calls import (
-    GREEDY,
-    PROMPTS,
-    SAMPLED,
-    OracleDrafter,
-    assistant_of,
-    compare,
-    left_padded,
-    oracle,
-    pair,
-    seeded,
-)
+from tests.support.callers import OracleDrafter
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, compare, left_padded, oracle, pair, seeded
 from uag.assistant import Assistant
 from uag.decoding import verdict
 from uag.errors import OptionError, UnsupportedError
@@ -43,9 +33,7 @@ def draws(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_own_generator_selects_and_processors_draw_from_the_default_one(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_generator_selects_and_processors_draw_elsewhere(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In plain calls and assisted ones alike, as if transformers passed the generator to `torch.multinomial`."""
     target, inputs = pair()[0], left_padded(PROMPTS[:num_rows])
     options = inputs | SAMPLED | {"logits_processor": [draws], "return_dict_in_generate": True, "output_scores": True}

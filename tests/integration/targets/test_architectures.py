@@ -8,7 +8,8 @@ import torch
 from transformers import DynamicCache
 
 import uag
-from tests.support.calls import GREEDY, ROWS, SAMPLED, OracleDrafter, assert_drafted, compare, count_passes, left_padded
+from tests.support.callers import OracleDrafter, count_passes
+from tests.support.calls import GREEDY, ROWS, SAMPLED, assert_drafted, compare, left_padded, oracle
 from tests.support.class_options import PROMPTS
 from tests.support.grids import covering, mostly_grid
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_of_class, tiny_target
@@ -17,11 +18,7 @@ from uag.hf import required_names
 from uag.hf.cache.caches import CACHE
 from uag.kernels import kernel
 
-TEXTS = (
-    "The quick brown fox jumps over the lazy dog, and",
-    "def add(first,",
-    "Ein kleiner Bär ging über die Straße; naïve",
-)
+TEXTS = ("The quick brown fox jumps over the lazy dog", "def add(first,", "Ein kleiner Bär ging über die Straße; naïve")
 NEW = 12
 FEW = 8
 """New tokens where a model drafts: its passes cost most, and a few rounds show what is wrong."""
@@ -172,18 +169,6 @@ def test_an_encoder_decoder_draft_reads_the_source_in_its_own_tokens(target_name
         assert draft_tokenizer.decode([i for i in row if i]).strip() == text
 
 
-@covering("name, door", sorted(FORGETFUL), ("generate", "custom_generate"), strength=1)
-def test_a_state_that_cannot_be_rewound_falls_back_to_plain_decoding(name: str, door: str) -> None:
-    model_type, options = STATEFUL[name]
-    target = tiny_model(model_type, 300, **options)
-    draft, draft_tokenizer = tiny_draft("gpt2")
-    _, tokenizer = tiny_target("gpt2")
-    given: dict[str, Any] = {"inputs": torch.arange(1, 9)[None], "max_new_tokens": NEW, "do_sample": False}
-    stats = compare(target, given, uag.Assistant(draft, draft_tokenizer, tokenizer), door=door)
-    assert stats.num_draft_forwards == 0
-    assert any("state" in reason and "plain decoding" in reason for reason in stats.fallbacks)
-
-
 @pytest.mark.parametrize("name", sorted(LIMITED))
 def test_limits_of_time_steps_in_blocks_need_the_kernels(name: str) -> None:
     model_type, options = STATEFUL[name]
@@ -229,13 +214,17 @@ def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() ->
     assert assistant.stats.num_target_forwards == len(widths)
 
 
-@covering("name, num_rows", ONE_TOKEN, (1, 3), strength=1)
-def test_a_target_that_takes_no_block_of_candidates_falls_back_to_plain_decoding(name: str, num_rows: int) -> None:
-    model_type, options, reason = ONE_TOKEN[name]
+PLAIN = {**ONE_TOKEN, **{name: (*STATEFUL[name], "state") for name in sorted(FORGETFUL)}}
+
+
+@covering("name, num_rows, door", PLAIN, (1, 3), ("generate", "custom_generate"), strength=1)
+def test_a_target_that_takes_no_block_of_candidates_decodes_plainly(name: str, num_rows: int, door: str) -> None:
+    model_type, options, reason = PLAIN[name]
     target = tiny_model(model_type, 300, **options)
-    inputs = left_padded(PROMPTS[:num_rows])
-    target.generate(**inputs, max_new_tokens=2, do_sample=False)  # BigBird draws weights in its first pass
-    stats = compare(target, inputs | {"max_new_tokens": NEW, "do_sample": False})
+    given = dict[str, Any](left_padded(PROMPTS[:num_rows])) | {"max_new_tokens": NEW, "do_sample": False}
+    target.generate(**given)  # BigBird draws weights in its first pass
+    width = 1 if target.config.is_encoder_decoder else given["input_ids"].shape[1]
+    stats = compare(target, given, oracle(target, None, target.generate(**given), width), door=door)
     assert stats.num_candidate_tokens == 0
     (found,) = stats.fallbacks
     assert reason in found

@@ -132,9 +132,7 @@ def test_a_recurrence_that_computes_blocks_otherwise_is_found(name: str, monkeyp
         (lambda x: x.clone().add_(x).mul_(2), torch.bfloat16, True),
     ],
 )  # fmt: skip
-def test_whether_a_function_rounds_by_place_is_measured(
-    function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, is_even: bool
-) -> None:
+def test_rounds_by_place(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, is_even: bool) -> None:
     with watching() as seen:
         function(torch.ones(1, 3, 8, dtype=dtype))
     assert bool(seen.sizes) != is_even
@@ -248,8 +246,6 @@ class ByPosition(modeling_llama.LlamaAttention):
 
 
 class ByName(modeling_mixtral.MixtralSparseMoeBlock):
-    """Names the arguments of its experts."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.flatten(0, 1)
         _, shares, chosen = self.gate(flat)

@@ -1,6 +1,7 @@
 """The caller's caches can be continued, end in plain decoding's state, and stay valid after an error."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,23 +11,11 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, StaticCache, StoppingCriteria
 
 import uag
-from tests.support.calls import (
-    GREEDY,
-    NEW,
-    PROMPTS,
-    SAMPLED,
-    OracleDrafter,
-    Puts,
-    assistant_of,
-    batch,
-    compare,
-    left_padded,
-    oracle,
-    pair,
-    raises_at,
-)
+from tests.support.callers import OracleDrafter, Puts, raises_at
+from tests.support.calls import GREEDY, NEW, PROMPTS, ROWS, assistant_of, batch, compare, left_padded, oracle, pair
 from tests.support.grids import covering
 from tests.support.models import tiny_target
+from uag.hf import passes
 from uag.hf.cache.caches import CACHE
 from uag.hf.models import head_size
 
@@ -66,18 +55,6 @@ def test_a_cache_of_the_caller_is_continued(name: str, num_rows: int, kind: type
     assert uag.last_stats(target).num_accepted_tokens > 0
 
 
-@covering(
-    "name, num_rows, options",
-    ("llama", "mistral", "gemma2", "gpt2", "t5", "bart"),
-    (1, 3),
-    (GREEDY, SAMPLED),
-    strength=1,
-)
-def test_a_returned_cache_is_plain_decodings(name: str, num_rows: int, options: dict[str, Any]) -> None:
-    given = left_padded(PROMPTS[:num_rows]) | options | {"return_dict_in_generate": True}
-    assert compare(tiny_target(name)[0], given).num_accepted_tokens > 0
-
-
 class Keeps(StoppingCriteria):
     """Keeps the cache's tensors, and a copy of the cache, at every step."""
 
@@ -113,8 +90,6 @@ def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
 
 
 class Closed(Puts):
-    """Fails at the end of the stream."""
-
     def end(self) -> None:
         raise ConnectionError("the reader has gone")
 
@@ -144,8 +119,6 @@ def test_an_error_leaves_a_cache_to_continue_from(name: str, kind: type, fails: 
 
 
 class EverySecondRound(OracleDrafter):
-    """Proposes nothing in every second round."""
-
     num_asked = 0
 
     def propose(self, ask: Any) -> Any:
@@ -163,8 +136,6 @@ def test_a_window_of_a_static_cache_is_restored_before_a_narrow_pass() -> None:
 
 
 class CountsSlots(LogitsProcessor):
-    """Records how many slots the first layer keeps after each pass."""
-
     def __init__(self, cache: Any) -> None:
         self.cache = cache
         self.counts: list[int] = []
@@ -185,3 +156,27 @@ def test_prompt_longer_than_a_window_is_not_kept_whole() -> None:
     assert output.tolist() == expected.tolist()
     assert assistant.stats.num_accepted_tokens > 0
     assert slots.counts[0] == target.config.sliding_window - 1
+
+
+@pytest.mark.usefixtures("layer_by_layer")
+@ROWS
+@pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}, {"cache_implementation": "static"}])
+def test_logits_are_freed_per_pass(options: dict[str, Any], num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a long prompt can take gigabytes."""
+    seen: list[weakref.ref[Any]] = []
+
+    def noting(function: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            assert all(known() is None for known in seen)
+            found = function(*args, **kwargs)
+            outputs = found[0] if isinstance(found, tuple) else found
+            seen.append(weakref.ref(outputs.logits))
+            return found
+
+        return run
+
+    for name in ("run", "prefill"):
+        monkeypatch.setattr(passes, name, noting(getattr(passes, name)))
+    assistant = assistant_of()
+    assistant.generate(pair()[0], **left_padded(PROMPTS[:num_rows]), **GREEDY | options)
+    assert len(seen) > 4

@@ -46,12 +46,9 @@ def check(model: Any, class_name: str, num_rows: int, **given: Any) -> Any:
 
 
 @covering("capacity, do_sample, num_rows", (1, 2, 3), (False, True), (1, 3), strength=1)
-def test_blocks_of_a_target_whose_experts_have_a_capacity_fit_into_it(
-    capacity: int, do_sample: bool, num_rows: int
-) -> None:
-    stats = check(
-        built(SWITCH, expert_capacity=capacity, decoder_start_token_id=0), SWITCH, num_rows, do_sample=do_sample
-    )
+def test_blocks_fit_into_the_capacity_of_experts(capacity: int, do_sample: bool, num_rows: int) -> None:
+    model = built(SWITCH, expert_capacity=capacity, decoder_start_token_id=0)
+    stats = check(model, SWITCH, num_rows, do_sample=do_sample)
     assert (stats.num_accepted_tokens > 0) == (capacity > 1)
 
 
@@ -85,21 +82,16 @@ def test_sparse_attention_is_assisted_up_to_its_number_of_keys(class_name: str, 
     assert "selects its keys by rank beyond length 24, so the rest of this call" in longer.fallbacks[0]
 
 
-def test_a_decoder_that_masks_no_window_over_a_cache_with_windows_falls_back_with_the_reason() -> None:
-    name = "Qwen3OmniMoeThinkerForConditionalGeneration"
-    if name not in class_names():
+MASK_NONE = dict.fromkeys(("FalconForCausalLM", "GPTNeoXForCausalLM", "GPT2LMHeadModel"), "sliding_window")
+MASK_NONE |= {"WhisperForConditionalGeneration": "sliding_window"}
+MASK_NONE |= {"Qwen3OmniMoeThinkerForConditionalGeneration": "text_config.sliding_window"}  # its cache has windows
+
+
+@pytest.mark.parametrize(("class_name", "field"), MASK_NONE.items())
+def test_classes_that_mask_no_window_fall_back_with_the_reason(class_name: str, field: str) -> None:
+    if class_name not in class_names():
         pytest.skip("not in this release")
-    kind, reason = examine(name, build(name, {"text_config.sliding_window": 4}), 3, False, 0.75)
-    assert kind == "plain", reason
-    assert "applies no window mask" in reason
-
-
-@pytest.mark.parametrize(
-    "class_name",
-    ["FalconForCausalLM", "GPTNeoXForCausalLM", "GPT2LMHeadModel", "WhisperForConditionalGeneration"],
-)
-def test_classes_that_mask_no_window_by_any_other_name_of_their_embeddings(class_name: str) -> None:
-    kind, reason = examine(class_name, build(class_name, {"sliding_window": 4}), 3, False, 0.75)
+    kind, reason = examine(class_name, build(class_name, {field: 4}), 3, False, 0.75)
     assert kind == "plain", reason
     assert "applies no window mask" in reason
 

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import NEW, PROMPTS, SAMPLED, EndsAt, compare, left_padded, seeded
+from tests.support.callers import EndsAt
+from tests.support.calls import NEW, PROMPTS, SAMPLED, compare, left_padded, seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.grids import covering, mostly_grid
 from tests.support.models import spread, tiny_draft, tiny_of_class, tiny_target

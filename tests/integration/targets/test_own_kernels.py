@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
+from tests.support.callers import raises_at
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded
 from tests.support.grids import covering
 from tests.support.models import tiny_model, tiny_of_class
 from uag.hf import devices
@@ -22,7 +23,6 @@ pytestmark = [
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Return the list of the numbers of rows of the kernels' products."""
     rows: list[int] = []
 
     def noting(name: str) -> Any:
@@ -46,9 +46,7 @@ def model(kind: str, seed: int = 0) -> Any:
 
 
 @covering("kind, num_rows, options", ("gpt2", "llama"), (1, 3), (GREEDY, SAMPLED), strength=1)
-def test_output_and_generator_are_those_of_plain_generate(
-    kind: str, num_rows: int, options: dict[str, Any], taken: list[int]
-) -> None:
+def test_calls_equal_plain_generate(kind: str, num_rows: int, options: dict[str, Any], taken: list[int]) -> None:
     target, inputs = model(kind), left_padded(PROMPTS[:num_rows])
     assert compare(target, inputs | options).num_accepted_tokens
     assert max(taken) > num_rows
@@ -82,9 +80,7 @@ def test_in_half_precision_target_and_draft_take_it(num_rows: int, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_prompts_in_half_precision_take_it_where_pytorch_has_no_products(
-    dtype: torch.dtype, taken: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_precision_prompts_take_it(dtype: torch.dtype, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Target and draft read the prompt with it, alone in its pass; the draft changes no bit."""
     monkeypatch.setattr(kernel, "LEVEL", "AVX2")
     monkeypatch.setattr(devices, "multiplies", lambda _: False)
@@ -150,9 +146,7 @@ def _by_padding(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(("fault", "place"), [(_by_width, "0 of a block of 4"), (_by_padding, "0 of a block of 1")])
-def test_the_trial_finds_kernels_that_round_by_width_or_by_padding(
-    fault: Any, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trial_finds_rounding_by_width_or_padding(fault: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     linear = kernel.linear
     monkeypatch.setattr(kernel, "linear", lambda x, weight, bias=None: linear(x, weight, bias) * fault(x))
     assistant = uag.Assistant(None)

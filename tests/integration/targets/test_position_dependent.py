@@ -116,20 +116,14 @@ def test_what_a_longer_call_has_left_in_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
-def test_a_prompt_of_embeddings(name: str) -> None:
-    model = target(name)
-    ids = torch.tensor([PROMPTS[0]])
+def test_a_prompt_of_embeddings_and_a_cache_that_goes_on(name: str) -> None:
+    """The second turn starts before the change, and ends after it."""
+    model, ids, returned = target(name), torch.tensor([PROMPTS[0]]), {"return_dict_in_generate": True}
     embeddings = model.get_input_embeddings()(ids).detach()
     stats = check(model, {"inputs_embeds": embeddings, "attention_mask": torch.ones_like(ids)})
     assert stats.num_accepted_tokens > 0
-
-
-@pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
-def test_a_cache_that_goes_on(name: str) -> None:
-    """The second turn starts before the change, and ends after it."""
     model = target(name)
-    returned = {"return_dict_in_generate": True}
-    first = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=3, do_sample=False, pad_token_id=0, **returned)
+    first = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0, **returned)
     ids = torch.cat([first.sequences, torch.tensor([[31, 32]])], 1)
     given = {"input_ids": ids, CACHE: first[CACHE], "max_new_tokens": 16} | returned
     assert check(model, given, spoil=0).num_accepted_tokens > 0
@@ -152,9 +146,7 @@ def test_a_target_that_hears_as_it_writes(num_rows: int) -> None:
 
 @pytest.mark.parametrize("is_static", [False, True])
 @ROWS_AND_MODES
-def test_a_target_whose_mask_counts_the_slots_of_its_cache(
-    is_static: bool, num_rows: int, options: dict[str, Any]
-) -> None:
+def test_a_target_whose_mask_counts_cache_slots(is_static: bool, num_rows: int, options: dict[str, Any]) -> None:
     model = tiny_model("gpt_neo", VOCAB, max_position_embeddings=48)
     given = left_padded([[5, 9], [8], [12, 40]][:num_rows]) | options | {"max_new_tokens": 44}
     if is_static:

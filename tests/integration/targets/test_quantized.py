@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ def quantize(model: Any, kinds: Any, dtype: torch.dtype) -> Any:
 
 
 def dynamic(model: Any, dtype: torch.dtype = torch.qint8) -> Any:
-    """Return the model with torch's dynamic quantization of every linear layer, in which `weight` is a method."""
     return quantize(model, {torch.nn.Linear}, dtype)
 
 
@@ -83,25 +83,25 @@ def check(target: Any, num_rows: int, options: dict[str, Any]) -> uag.Stats:
     return compare(target, left_padded(PROMPTS[:num_rows]) | options)
 
 
-@ROWS_AND_MODES
-def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]) -> None:
-    """torch's dynamic int8 layers use one scale for all tokens of a pass, so the logits of a block differ."""
-    target = dynamic(pair()[0])
+INPUTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "dynamic": ("DynamicQuantizedLinear", dynamic),  # one scale for all tokens of a pass, as the next
+    "one scale": ("ScaledLinear", partial(scaled, is_per_token=False)),
+    # One id in a hundred differs, because last-bit differences change the rounding.
+    "a scale per token": ("ScaledLinear", partial(scaled, is_per_token=True)),
+}
+
+
+@covering("name, num_rows, options", INPUTS, (1, 3), (GREEDY, SAMPLED))
+def test_layers_that_quantize_their_input(name: str, num_rows: int, options: dict[str, Any]) -> None:
+    layers, make = INPUTS[name]
+    target = make(pair()[0])
     assert models.head_size(target) == models.head_size(pair()[0])
     stats = check(target, num_rows, options)
     assert stats.num_candidate_tokens == 0
     assert stats.fallbacks == [
-        "the target's layers (DynamicQuantizedLinear) quantize their input, which changes the logits of a block, "
+        f"the target's layers ({layers}) quantize their input, which changes the logits of a block, "
         "so this call falls back to plain decoding"
     ]
-
-
-@covering("is_per_token, num_rows, options", (False, True), (1, 3), (GREEDY, SAMPLED), strength=1)
-def test_any_layer_is_tried(is_per_token: bool, num_rows: int, options: dict[str, Any]) -> None:
-    """Even with a scale per token, one id in a hundred differs, because last-bit differences change the rounding."""
-    stats = check(scaled(pair()[0], is_per_token), num_rows, options)
-    assert "(ScaledLinear)" in stats.fallbacks[0]
-    assert stats.num_candidate_tokens == 0
 
 
 @pytest.mark.parametrize("is_per_token", [False, True])
@@ -116,14 +116,8 @@ def test_a_scale_for_each_token_is_no_coarser_than_bfloat16(is_per_token: bool) 
 
 @ROWS_AND_MODES
 def test_quantized_weights_alone_are_drafted_for(num_rows: int, options: dict[str, Any]) -> None:
-    stats = check(dynamic(pair()[0], torch.float16), num_rows, options)
-    assert not stats.fallbacks
-    assert_drafted(stats)
-
-
-@ROWS_AND_MODES
-def test_weights_that_allow_products_only(num_rows: int, options: dict[str, Any]) -> None:
     target = packed(pair()[0])
+    assert_drafted(check(dynamic(pair()[0], torch.float16), num_rows, options))
     stats = check(target, num_rows, options)
     assert not stats.fallbacks
     assert_drafted(stats)
@@ -147,23 +141,18 @@ def quantized_embeddings(model: Any) -> Any:
     return quantize(dynamic(model), spec, torch.quint8)
 
 
-@covering(
-    "num_rows, options, shares, quantized",
-    (1, 3),
-    (GREEDY, SAMPLED),
-    (False, True),
-    (dynamic, quantized_embeddings, packed),
-    strength=1,
-)
+QUANTIZED = (dynamic, quantized_embeddings, packed)
+
+
+@covering("num_rows, options, shares, quantized", (1, 3), (GREEDY, SAMPLED), (False, True), QUANTIZED, strength=1)
 def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quantized: Callable[[Any], Any]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     inputs = left_padded(PROMPTS[:num_rows])
     if shares:
         like = copy.deepcopy(target)
         with torch.no_grad():
-            like.lm_head.weight += 0.05 * torch.randn(
-                like.lm_head.weight.shape, generator=torch.Generator().manual_seed(2)
-            )
+            weight, generator = like.lm_head.weight, torch.Generator().manual_seed(2)
+            weight += 0.05 * torch.randn(weight.shape, generator=generator)
         assistant = uag.Assistant(quantized(like), num_candidate_tokens=4)
     else:
         assistant = uag.Assistant(quantized(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)

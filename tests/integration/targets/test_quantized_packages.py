@@ -34,13 +34,10 @@ def demo_draft() -> uag.Assistant:
     return uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)
 
 
-@covering(
-    "name, num_rows, options",
-    ("torchao-int8", "torchao-int4", "torchao-tinygemm", "quanto-int8"),
-    (1, 3),
-    (GREEDY, SAMPLED),
-    strength=1,
-)
+WEIGHTS = ("torchao-int8", "torchao-int4", "torchao-tinygemm", "quanto-int8")
+
+
+@covering("name, num_rows, options", WEIGHTS, (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_quantized_weights_are_drafted_for(name: str, num_rows: int, options: dict[str, Any]) -> None:
     stats = compare(loaded(name), left_padded(PROMPTS[:num_rows]) | options, demo_draft(), tolerance=1e-3)
     assert not stats.fallbacks
@@ -48,13 +45,7 @@ def test_quantized_weights_are_drafted_for(name: str, num_rows: int, options: di
     assert not stats.is_draft_independent
 
 
-@covering(
-    "name, num_rows, options",
-    ("torchao-dynamic", "bitsandbytes-int8"),
-    (1, 3),
-    (GREEDY, SAMPLED),
-    strength=1,
-)
+@covering("name, num_rows, options", ("torchao-dynamic", "bitsandbytes-int8"), (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_quantized_inputs_are_decoded_plainly(name: str, num_rows: int, options: dict[str, Any]) -> None:
     stats = compare(loaded(name), left_padded(PROMPTS[:num_rows]) | options, demo_draft())
     assert "quantize their input" in stats.fallbacks[0]
@@ -69,9 +60,7 @@ def test_bitsandbytes_4_bits() -> None:
     assert bool(stats.fallbacks) is rounds
 
 
-@pytest.mark.parametrize(
-    "name", ["torchao-int8", "torchao-int4", "bitsandbytes-int8", "bitsandbytes-nf4", "quanto-int8"]
-)
+@pytest.mark.parametrize("name", ["torchao-int8", "torchao-int4", "bitsandbytes-int8", "bitsandbytes-nf4", WEIGHTS[-1]])
 def test_no_copy_is_made_of_them(name: str) -> None:
     target = loaded(name)
     with pytest.raises(PairError, match="cannot draft for itself"):

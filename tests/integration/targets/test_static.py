@@ -54,8 +54,7 @@ def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int, spoi
 
 
 @pytest.mark.parametrize(
-    ("name", "num_rows", "options"),
-    [("mistral", 1, GREEDY), pytest.param("llama", 3, SAMPLED, marks=pytest.mark.slow)],
+    ("name", "num_rows", "options"), [("mistral", 1, GREEDY), pytest.param("llama", 3, SAMPLED, marks=pytest.mark.slow)]
 )
 def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Few graphs, which can be replayed as CUDA graphs: inputs keep their sizes, and the cache its addresses.
@@ -167,9 +166,3 @@ def test_rows_that_end_early_and_lag_behind(options: dict[str, Any]) -> None:
     eos_ids = [row[-30].item() for row in expected[:2]]
     for spoil in (1.5, 3):
         assert_drafted(compare(target, given | {"eos_token_id": eos_ids, "pad_token_id": 0}, spoil=spoil))
-
-
-def test_scores_are_recorded() -> None:
-    target, tokenizer = tiny_target("llama")
-    records = {"return_dict_in_generate": True, "output_scores": True}
-    assert_drafted(compare(target, batch(tokenizer) | GREEDY | STATIC | records))

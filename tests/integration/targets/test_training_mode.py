@@ -19,7 +19,6 @@ TELLING = ("drop", "jitter", "noise")
 
 
 def trained(name: str, rate: float | None = None) -> Any:
-    """Return a tiny model in training mode, with all its dropout rates set to `rate`."""
     model_type, known, *_ = ARCHITECTURES[name]
     if rate is not None:
         plain = AutoConfig.for_model(model_type, **{k: v for k, v in known.items() if k != "seed"}).to_dict()
@@ -29,7 +28,6 @@ def trained(name: str, rate: float | None = None) -> Any:
 
 
 def check(target: Any, num_rows: int, options: dict[str, Any], is_training: bool = True) -> uag.Stats:
-    """Compare with plain decoding in the same mode."""
     plain = copy.deepcopy(target)  # a pass may update buffers
     stats = compare(target, left_padded(PROMPTS[:num_rows]) | options, plain=plain)
     assert target.training is is_training

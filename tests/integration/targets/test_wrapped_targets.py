@@ -27,7 +27,6 @@ def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate
 
 
 def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
-    """Check calls through different entry points; some candidates must be accepted, and some rejected."""
     doors = DOORS[:: 1 if calls is CALLS else -1]
     stats = [check(target, rows, options, door) for (rows, options), door in zip(calls, doors, strict=False)]
     assert 0 < sum(s.num_accepted_tokens for s in stats) < sum(s.num_candidate_tokens for s in stats)

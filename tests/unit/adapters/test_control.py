@@ -1,6 +1,7 @@
 """Control tokens, and the corresponding tokens of another tokenizer."""
 
-from functools import cache
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -9,115 +10,83 @@ from tests.support.tokenizers import byte_level, byte_level_llama3, llama, small
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 
 
-def mapped(source: TokenizerAdapter, destination: TokenizerAdapter, content: str) -> tuple[int, ...]:
-    ids = {text: token_id for token_id, text in source.controls.content.items()}
-    return map_controls(source, destination)[ids[content]]
+def marked(tokenizer: Any, *names: str, **roles: str) -> Any:
+    """Add markers and set roles: `bos_token`, `eos_token`, `pad_token`."""
+    tokenizer.add_special_tokens(roles)
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in names])
+    return tokenizer
+
+
+TURNS = "<start_of_turn>", "<end_of_turn>"
+BUILDERS: dict[str, Callable[[], Any]] = {
+    "byte level": lambda: small_tokenizer("byte_level"),  # with ChatML's markers
+    "bytes": lambda: small_tokenizer("byt5"),
+    "llama 2": lambda: small_tokenizer("llama"),
+    "llama 3": byte_level_llama3,
+    "padded": lambda: marked(llama(), pad_token="[PAD]"),
+    # SmolLM2's roles: its BOS opens turns; Qwen2.5's with the BOS that some conversions set.
+    "smollm": lambda: marked(byte_level(), bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>"),
+    "qwen": lambda: marked(byte_level(), eos_token="<|im_end|>", pad_token="<|endoftext|>"),
+    "gemma": lambda: marked(llama(), *TURNS, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"),
+    "gemma's turns": lambda: marked(byte_level(), *TURNS),
+    "phi": lambda: marked(byte_level(), "<|user|>", "<|assistant|>"),
+    "phi with ends": lambda: marked(byte_level(), "<|user|>", "<|assistant|>", "<|end|>"),
+    "mistral": lambda: marked(llama(), "[INST]", "[/INST]"),
+}
 
 
 def spelled(source: TokenizerAdapter, destination: TokenizerAdapter, content: str) -> str:
-    """The tokens that a control token maps to: the names of control tokens in braces, and text as it is."""
+    """Return what a control token maps to: the names of control tokens in braces, and text as it is."""
+    ids = {text: token_id for token_id, text in source.controls.content.items()}
     names, texts = destination.controls.content, destination.token_bytes
-    parts = [
-        f"{{{names[i]}}}" if i in names else (texts[i] or b"").decode() for i in mapped(source, destination, content)
-    ]
-    return "".join(parts)
+    mapped = map_controls(source, destination)[ids[content]]
+    return "".join(f"{{{names[i]}}}" if i in names else (texts[i] or b"").decode() for i in mapped)
 
 
-def test_roles_map_to_roles() -> None:
-    gpt, llama2 = from_tokenizer(small_tokenizer("byte_level")), from_tokenizer(small_tokenizer("llama"))
-    assert mapped(gpt, llama2, "<|endoftext|>") == (llama2.controls.eos_id,)
-    assert mapped(llama2, gpt, "</s>") == (gpt.controls.eos_id,)
-    assert mapped(llama2, gpt, "<s>") == (gpt.controls.bos_id,)
-    assert mapped(llama2, gpt, "<unk>") == ()
-
-
-def test_padding_and_an_absent_bos_map_to_nothing() -> None:
-    padded = llama()
-    padded.add_special_tokens({"pad_token": "[PAD]"})
-    source, without = from_tokenizer(padded), from_tokenizer(small_tokenizer("byt5"))
-    assert mapped(source, without, "[PAD]") == ()
-    assert mapped(source, without, "<s>") == ()
-    assert mapped(source, without, "</s>") == (without.controls.eos_id,)
-
-
-def with_roles(*names: str, **roles: str) -> TokenizerAdapter:
-    """An adapter with these markers besides ChatML's, and roles: `bos_token`, `eos_token`, `pad_token`."""
-    tokenizer = byte_level(added=tuple(AddedToken(name, special=True) for name in names))
-    for role, name in roles.items():
-        setattr(tokenizer, role, name)
-    return from_tokenizer(tokenizer)
-
-
-@cache
-def smollm() -> TokenizerAdapter:
-    """SmolLM2's roles: its BOS opens turns."""
-    return with_roles(bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>")
-
-
-@cache
-def qwen() -> TokenizerAdapter:
-    """Qwen2.5's roles, with the BOS that some conversions set."""
-    return with_roles(bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
-
-
-@cache
-def gemma() -> TokenizerAdapter:
-    tokenizer = llama()
-    tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"})
-    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("<start_of_turn>", "<end_of_turn>")])
-    return from_tokenizer(tokenizer)
-
-
-@pytest.mark.parametrize("name", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
-@pytest.mark.parametrize("is_back", [False, True])
-def test_a_marker_of_the_same_name_takes_precedence_over_roles(name: str, is_back: bool) -> None:
-    there, back = (smollm(), qwen()) if is_back else (qwen(), smollm())
-    assert spelled(there, back, name) == f"{{{name}}}"
-
-
-def test_a_marker_of_the_same_meaning_takes_precedence_over_roles() -> None:
-    assert spelled(smollm(), gemma(), "<|im_start|>") == "{<start_of_turn>}"
-    assert spelled(qwen(), gemma(), "<|im_end|>") == "{<end_of_turn>}"
-    assert spelled(qwen(), gemma(), "<|endoftext|>") == "{<eos>}"
-    assert spelled(gemma(), qwen(), "<eos>") == "{<|endoftext|>}"
-    assert spelled(gemma(), qwen(), "<end_of_turn>") == "{<|im_end|>}"
-
-
-def test_a_begin_of_text_does_not_open_a_turn() -> None:
-    """SmolLM2's BOS opens a turn, so a Gemma chat would begin with two openings."""
-    assert mapped(gemma(), smollm(), "<bos>") == ()
-    assert spelled(gemma(), qwen(), "<bos>") == "{<|endoftext|>}"
-    llama2 = from_tokenizer(small_tokenizer("llama"))
-    assert llama2.join(mapped(smollm(), llama2, "<|im_start|>")) == b"<|im_start|>"
-
-
-def test_an_end_of_text_ends_turns_if_no_other_token_does() -> None:
-    llama2 = from_tokenizer(small_tokenizer("llama"))
-    assert spelled(llama2, qwen(), "</s>") == "{<|im_end|>}"
-    assert mapped(qwen(), llama2, "<|im_end|>") == (llama2.controls.eos_id,)
-
-
-def test_mistrals_markers_become_whole_headers() -> None:
-    tokenizer = llama()
-    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("[INST]", "[/INST]")])
-    mistral, phi = from_tokenizer(tokenizer), with_roles("<|user|>", "<|assistant|>")
-    assert spelled(mistral, qwen(), "[INST]") == "{<|im_start|>}user\n"
-    assert spelled(mistral, qwen(), "[/INST]") == "{<|im_end|>}\n{<|im_start|>}assistant\n"
-    assert spelled(mistral, gemma(), "[/INST]") == "{<end_of_turn>}\n{<start_of_turn>}model\n"
-    assert spelled(mistral, phi, "[/INST]") == "{<|im_end|>}\n{<|assistant|>}\n"
-    assert spelled(mistral, from_tokenizer(byte_level_llama3()), "[INST]").endswith("user{<|end_header_id|>}\n")
-
-
-def test_turn_markers_map_to_turn_markers() -> None:
-    chatml, llama3 = from_tokenizer(small_tokenizer("byte_level")), from_tokenizer(byte_level_llama3())
-    gemma, phi = with_roles("<start_of_turn>", "<end_of_turn>"), with_roles("<|user|>", "<|assistant|>", "<|end|>")
-    assert spelled(gemma, phi, "<end_of_turn>") == "{<|im_end|>}"
-    assert spelled(llama3, chatml, "<|start_header_id|>") == "{<|im_start|>}"
-    assert mapped(llama3, chatml, "<|end_header_id|>") == ()
-    assert spelled(gemma, chatml, "<start_of_turn>") == "{<|im_start|>}"
-    assert spelled(gemma, chatml, "<end_of_turn>") == "{<|im_end|>}"
-    assert spelled(phi, chatml, "<|end|>") == "{<|im_end|>}"
-    assert spelled(phi, chatml, "<|assistant|>") == "{<|im_start|>}assistant"
+@pytest.mark.parametrize(
+    ("source", "destination", "content", "expected"),
+    [
+        # roles map to roles, padding and an absent BOS to nothing
+        ("byte level", "llama 2", "<|endoftext|>", "{</s>}"),
+        ("llama 2", "byte level", "</s>", "{<|endoftext|>}"),
+        ("llama 2", "byte level", "<s>", "{<|endoftext|>}"),
+        ("llama 2", "byte level", "<unk>", ""),
+        ("padded", "bytes", "[PAD]", ""),
+        ("padded", "bytes", "<s>", ""),
+        ("padded", "bytes", "</s>", "{</s>}"),
+        # a marker of the same name, or of the same meaning, takes precedence over roles
+        *((*pair, name, f"{{{name}}}") for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+          for pair in (("smollm", "qwen"), ("qwen", "smollm"))),
+        ("smollm", "gemma", "<|im_start|>", "{<start_of_turn>}"),
+        ("qwen", "gemma", "<|im_end|>", "{<end_of_turn>}"),
+        ("qwen", "gemma", "<|endoftext|>", "{<eos>}"),
+        ("gemma", "qwen", "<eos>", "{<|endoftext|>}"),
+        ("gemma", "qwen", "<end_of_turn>", "{<|im_end|>}"),
+        # a begin of text opens no turn: with SmolLM2's BOS, a Gemma chat would begin with two openings
+        ("gemma", "smollm", "<bos>", ""),
+        ("gemma", "qwen", "<bos>", "{<|endoftext|>}"),
+        ("smollm", "llama 2", "<|im_start|>", "<|im_start|>"),
+        # an end of text ends turns if no other token does
+        ("llama 2", "qwen", "</s>", "{<|im_end|>}"),
+        ("qwen", "llama 2", "<|im_end|>", "{</s>}"),
+        # Mistral's markers become whole headers
+        ("mistral", "qwen", "[INST]", "{<|im_start|>}user\n"),
+        ("mistral", "qwen", "[/INST]", "{<|im_end|>}\n{<|im_start|>}assistant\n"),
+        ("mistral", "gemma", "[/INST]", "{<end_of_turn>}\n{<start_of_turn>}model\n"),
+        ("mistral", "phi", "[/INST]", "{<|im_end|>}\n{<|assistant|>}\n"),
+        ("mistral", "llama 3", "[INST]", "{<|im_start|>}user{<|end_header_id|>}\n"),
+        # turn markers map to turn markers
+        ("gemma's turns", "phi with ends", "<end_of_turn>", "{<|im_end|>}"),
+        ("llama 3", "byte level", "<|start_header_id|>", "{<|im_start|>}"),
+        ("llama 3", "byte level", "<|end_header_id|>", ""),
+        ("gemma's turns", "byte level", "<start_of_turn>", "{<|im_start|>}"),
+        ("gemma's turns", "byte level", "<end_of_turn>", "{<|im_end|>}"),
+        ("phi with ends", "byte level", "<|end|>", "{<|im_end|>}"),
+        ("phi with ends", "byte level", "<|assistant|>", "{<|im_start|>}assistant"),
+    ],
+)  # fmt: skip
+def test_a_control_token_keeps_its_meaning(source: str, destination: str, content: str, expected: str) -> None:
+    assert spelled(from_tokenizer(BUILDERS[source]()), from_tokenizer(BUILDERS[destination]()), content) == expected
 
 
 def test_a_control_token_need_not_be_flagged_as_special() -> None:

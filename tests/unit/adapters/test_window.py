@@ -16,7 +16,6 @@ WORDS = [
 
 
 def check_text_after_ids(adapter: TokenizerAdapter, text: bytes, share: float) -> None:
-    """Assert that the ids after a part of a text's ids are the rest of them."""
     whole = adapter.encode_continuation(text)
     num_written = int(share * len(whole))
     written = adapter.join(whole[:num_written])

@@ -16,7 +16,6 @@ from tests.support.tokenizers import byte_level
 from tests.support.trained import small
 from uag.bench import Arm, BenchOptions, build_arms, heldout_prompts, losses
 from uag.bench.arms import run_arm
-from uag.errors import OptionError
 from uag.loading import Pair, encode
 from uag.stats import Stats
 
@@ -63,11 +62,6 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
     assert not pair.target._forward_pre_hooks
     assert figures.items() >= counts.items()
     assert figures["stats"] == stats.to_dict()
-
-
-def test_unknown_arm_is_refused_with_the_list() -> None:
-    with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, uag-no-draft, uag, "):
-        BenchOptions(arm_names=("fast",))
 
 
 def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.stubs import plain_arm, shown, stub_pair, writer
+from tests.support.stubs import StubTokenizer, plain_arm, shown, stub_pair, writer
 from uag.bench import BenchOptions, Prompt, Record, conclusions, measure, measuring, summary_table
 from uag.bench.arms import Arm
+from uag.bench.equality import Difference, first_difference
 from uag.errors import OptionError
 from uag.loading import Pair
 from uag.stats import Stats
@@ -24,8 +25,6 @@ def pair() -> Pair:
 
 @pytest.fixture
 def measured(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """Return a function that measures arms on prompts, which are numbered."""
-
     def run(*arms: Arm, prompts: Sequence[str] = ("xyz",), **options: Any) -> list[Record]:
         monkeypatch.setattr(measuring, "build_arms", lambda *_, **__: list(arms))
         numbered = [Prompt(str(number), text) for number, text in enumerate(prompts)]
@@ -65,9 +64,7 @@ def test_in_half_precision_a_difference_is_counted_and_shown(pair: Pair, measure
 
 
 @pytest.mark.parametrize("is_promised", [True, False])
-def test_a_difference_from_uag_without_a_draft_is_refused_where_the_call_promises_none(
-    pair: Pair, measured: Measured, is_promised: bool
-) -> None:
+def test_a_difference_from_no_draft_is_refused_if_promised(pair: Pair, measured: Measured, is_promised: bool) -> None:
     pair.target.dtype = torch.bfloat16
     stats = Stats(is_draft_independent=is_promised)
     ours = Arm("uag", writer(pair, "abYd").generate, lambda: stats)
@@ -78,23 +75,23 @@ def test_a_difference_from_uag_without_a_draft_is_refused_where_the_call_promise
     assert conclusions(records)["is_equal"] is not is_promised
 
 
-def test_what_transformers_refuses_is_noted(pair: Pair, measured: Measured) -> None:
+@pytest.mark.parametrize(
+    ("arm", "error"),
+    [
+        ("transformers", ValueError("assisted generate is only supported\nfor batch_size = 1")),
+        ("uag", torch.OutOfMemoryError("out of memory")),
+    ],
+)
+def test_refusals_and_arms_without_memory_are_noted(arm: str, error: Exception, pair: Pair, measured: Measured) -> None:
     def refuse(**_: Any) -> torch.Tensor:
-        raise ValueError("assisted generate is only supported\nfor batch_size = 1")
+        raise error
 
-    _, record = measured(plain_arm(pair), Arm("transformers", refuse))
-    assert record.refusal == "ValueError: assisted generate is only supported for batch_size = 1"
-    with pytest.raises(ValueError, match="only supported"):  # an error of uag's own is never hidden
-        measured(plain_arm(pair), Arm("uag", refuse))
-
-
-def test_an_arm_without_memory_is_noted(pair: Pair, measured: Measured) -> None:
-    def exhausted(**_: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError("out of memory")
-
-    records = measured(plain_arm(pair), Arm("uag", exhausted))
-    assert records[1].refusal == "OutOfMemoryError: out of memory"
+    records = measured(plain_arm(pair), Arm(arm, refuse))
+    assert records[1].refusal == f"{type(error).__name__}: {error}".replace("\n", " ")
     assert conclusions(records)["is_equal"]
+    if arm == "transformers":
+        with pytest.raises(ValueError, match="only supported"):  # an error of uag's own is never hidden
+            measured(plain_arm(pair), Arm("uag", refuse))
 
 
 def test_arms_warm_up_and_take_turns(pair: Pair, measured: Measured) -> None:
@@ -137,11 +134,6 @@ def test_a_baseline_may_differ_and_the_table_says_how_often(pair: Pair, measured
     assert "plain-bfloat16: 2 of 2 outputs differ from plain decoding's, since it is bfloat16" in table
 
 
-def test_batches_cover_all_prompts(pair: Pair, measured: Measured) -> None:
-    records = measured(plain_arm(pair), prompts=("x", "xx", "xxx"), arm_names=("plain",), batch_size=2, num_trials=1)
-    assert [record.prompt_ids for record in records] == [("0", "1"), ("2",)]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -173,9 +165,7 @@ def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Arm]:
     return make
 
 
-def test_no_call_begins_after_the_bound_and_what_was_measured_is_reported(
-    measured: Measured, slow: Callable[[str], Arm]
-) -> None:
+def test_no_call_begins_after_the_bound(measured: Measured, slow: Callable[[str], Arm]) -> None:
     arms = slow("plain"), slow("uag")
     records = measured(*arms, prompts="abcdefgh", num_trials=1, minutes=75 / 60)  # three warm-ups, then up to six calls
     assert [(record.arm, record.prompt_ids) for record in records] == [
@@ -193,9 +183,7 @@ def test_what_the_first_batch_had_no_time_for_is_said(measured: Measured, slow: 
     assert "transformers is excluded: not measured within 0.5 minutes" in shown(summary_table([plain, ours, theirs]))
 
 
-def test_a_slow_target_writes_less_so_that_every_arm_is_measured(
-    measured: Measured, slow: Callable[[str], Arm]
-) -> None:
+def test_a_slow_target_writes_less_so_that_all_is_measured(measured: Measured, slow: Callable[[str], Arm]) -> None:
     arms = slow("plain"), slow("uag")  # 0.5 s per token
     records = measured(*arms, num_trials=1, minutes=59.5 / 60)  # 37 s are left after the warm-ups, 5 s for two prompts
     assert [record.max_new_tokens for record in records] == [32, 32]
@@ -213,3 +201,13 @@ def test_progress_names_the_arm_and_grows_to_the_end(pair: Pair) -> None:
     list(measure(pair, [Prompt("0", "x")], options, arms=arms, progress=lambda *shown: seen.append(shown)))
     assert [name for _, name in seen] == ["plain, warm-up", "uag, warm-up", "plain", "uag", "plain", "uag"]
     assert [share for share, _ in seen] == pytest.approx([number / 6 for number in range(6)])
+
+
+def test_first_difference_is_the_earliest_step_of_any_row() -> None:
+    plain = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    arm = torch.tensor([[1, 2, 3, 9], [5, 0, 7, 8]])
+    assert first_difference(plain, plain.clone()) is None
+    assert first_difference(plain, arm) == Difference(row=1, step=1, plain_id=6, arm_id=0)
+    difference = first_difference(torch.tensor([[1]]), torch.tensor([[1, 65]]))  # the arm's output goes on
+    assert difference == Difference(row=0, step=1, plain_id=None, arm_id=65)
+    assert difference.describe(StubTokenizer()) == "row 0, output token 1: 'A' where plain decoding has the end"

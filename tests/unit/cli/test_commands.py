@@ -27,13 +27,11 @@ PACKAGE = str(Path(uag.__file__).parent)  # a folder without a model
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs a command line and returns its exit code, standard output and standard error."""
     return partial(run_cli, capsys)
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stub the functions that load models."""
     model: Any = SimpleNamespace(dtype="torch.float32", device="cpu")
     pair = Pair(model, None, "t", model, None, "d")
     monkeypatch.setattr(loading, "load_pair", lambda *_, **__: pair)
@@ -87,9 +85,7 @@ def test_help_names_every_command_and_every_arm(run: Run) -> None:
         (["generate", "-p", "x", "--prediction", "/no/such/text"], "The prediction '/no/such/text' cannot be read: No"),
     ],
 )
-def test_an_expected_error_is_one_line_and_code_2(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
+def test_errors_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     code, out, err = run(*arguments)
@@ -110,32 +106,25 @@ def test_standard_input_that_is_not_utf_8(run: Run, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk", "utf-8"])
-def test_json_in_other_encodings(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    prompt = "caf\u00e9 \U0001f680 \u4f60"
-    monkeypatch.setattr(bench, "complete", lambda *_, **__: Completion(prompt, (1,), (prompt,), ("target",), STATS))
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["generate", "-p", prompt, "--json"])
-    assert caught.value.code == 0
-    out = written.getvalue().decode(encoding)
-    assert json.loads(out)["text"] == prompt
-    assert (prompt in out) is (encoding == "utf-8")
+def test_text_and_json_in_other_encodings(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    prompt, outs = "caf\u00e9 \U0001f680 \u4f60", list[str]()
 
-
-@pytest.mark.usefixtures("loaded")
-def test_streamed_text_in_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def complete(*_: Any, **__: Any) -> Completion:
-        print("caf\u00e9 \u4f60")
-        return Completion("x", (1,), ("x",), ("target",), STATS)
+    def complete(*_: Any, streams: bool, **__: Any) -> Completion:
+        if streams:
+            print(prompt)
+        return Completion(prompt, (1,), (prompt,), ("target",), STATS)
 
     monkeypatch.setattr(bench, "complete", complete)
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["generate", "-p", "x"])
-    assert caught.value.code == 0
-    assert written.getvalue() == b"caf\\xe9 \\u4f60\n"
+    for flags in ([], ["--json"]):
+        written = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["generate", "-p", prompt, *flags])
+        assert caught.value.code == 0
+        outs.append(written.getvalue().decode(encoding))
+    assert outs[0] == prompt.encode(encoding, "backslashreplace").decode(encoding) + "\n"
+    assert json.loads(outs[1])["text"] == prompt
+    assert (prompt in outs[1]) is (encoding == "utf-8")
 
 
 def test_serve_names_the_extra_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +196,7 @@ def test_demo_colors_each_token_by_its_source() -> None:
 
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(("arm", "expected_code"), [("transformers", 0), ("uag", 1)])
-def test_bench_fails_only_where_uag_differs(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arm: str, expected_code: int
-) -> None:
+def test_bench_fails_where_uag_differs(run: Run, monkeypatch: pytest.MonkeyPatch, arm: str, expected_code: int) -> None:
     records = [stub_record("plain"), stub_record(arm, refusal="differs", difference="row 0")]
     monkeypatch.setattr(bench, "measure", lambda *_, **__: records)
     code, out, err = run("bench", "--json")
@@ -277,9 +264,7 @@ def test_loading_and_a_call_that_takes_long_are_not_silent(run: Run, monkeypatch
 
 @pytest.mark.parametrize(("name", "minutes", "num_trials"), [("bench", 0.0, 5), ("doctor", 3.0, 1), ("demo", 0.0, 3)])
 @pytest.mark.usefixtures("loaded")
-def test_one_command_has_three_names(
-    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, minutes: float, num_trials: int
-) -> None:
+def test_three_names(run: Run, monkeypatch: pytest.MonkeyPatch, name: str, minutes: float, num_trials: int) -> None:
     seen: list[bench.BenchOptions] = []
 
     def measure(_: Any, __: Any, options: bench.BenchOptions, **___: Any) -> list[Record]:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import DynamicCache, StaticCache
 
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, Watches, assistant_of, left_padded, pair
+from tests.support.callers import Watches
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, left_padded, pair
 from uag.decoding import loop
 from uag.decoding.verdict import Verdict, examine
 from uag.hf.cache.caches import CACHE
@@ -53,9 +54,7 @@ def test_an_ordinary_call_is_assisted_row_by_row(decided: Any) -> None:
         (3, {CACHE: DynamicCache}, "the caller owns the cache", False),
     ],
 )
-def test_what_keeps_rows_together(
-    num_rows: int, options: dict[str, Any], reason: str, is_reported: bool, decided: Any
-) -> None:
+def test_rows_in_lockstep(num_rows: int, options: dict[str, Any], reason: str, is_reported: bool, decided: Any) -> None:
     options = {name: value() if value is DynamicCache else value for name, value in options.items()}
     found = decided(num_rows, **options)
     assert reason in found.lockstep

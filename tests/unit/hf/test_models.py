@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from transformers import GPT2Config, LlamaConfig, LlavaConfig, PreTrainedConfig, T5Config
 
-from tests.support.configurations import build
 from tests.support.models import tiny_model
 from uag.hf import blocks, models, weights
 
@@ -45,9 +44,7 @@ def test_head_size_is_the_heads_or_the_configs_without_a_head() -> None:
         ([{"num_experts": 1}, {}], None, False),
     ],
 )
-def test_routers_limit_a_pass_to_their_smallest_capacity(
-    attributes: list[dict[str, Any]], most_tokens: int | None, has_experts: bool
-) -> None:
+def test_routers_limit_a_pass(attributes: list[dict[str, Any]], most_tokens: int | None, has_experts: bool) -> None:
     model = nn.Sequential(*(nn.Identity() for _ in attributes))
     for module, own in zip(model, attributes, strict=True):
         vars(module).update(own)
@@ -55,17 +52,8 @@ def test_routers_limit_a_pass_to_their_smallest_capacity(
     assert blocks.has_experts(model) is has_experts
 
 
-@pytest.mark.parametrize("class_name", ["RobertaForCausalLM", "CamembertForCausalLM", "XmodForCausalLM"])
-def test_positions_that_begin_after_the_padding_id_are_fewer(class_name: str) -> None:
-    options = {"max_position_embeddings": 42, "pad_token_id": 1, "is_decoder": True}
-    model = build(class_name, options)
-    assert models.max_positions(model) == 40
-
-
 @pytest.mark.parametrize(("implementation", "most"), [("eager", None), ("grouped_mm", None), ("batched_mm", 4)])
-def test_experts_that_are_copied_for_each_token_limit_a_pass(
-    implementation: str, most: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copied_experts_limit_a_pass(implementation: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("mixtral", 60, num_local_experts=8, num_experts_per_tok=2)
     model.set_experts_implementation(implementation)
     experts = sum(weight.nbytes for weight in model.model.layers[0].mlp.experts.parameters())

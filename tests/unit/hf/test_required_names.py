@@ -86,7 +86,9 @@ def test_each_renamed_name_is_refused_before_anything_else_is_imported(share: in
     names = [(owner, name) for owner, of_owner in required_names.NAMES.items() for name in of_owner]
     assert len(names) > 80
     names = names[::share]  # of each owner
-    run_alone(RENAMED.format(names=names, use="import uag; uag.Assistant"))
+    code = RENAMED.format(names=names, use="import uag; uag.Assistant")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert not done.returncode, done.stdout + done.stderr
 
 
 PROGRAMS = {"bench", "cli", "distill", "serving", "vllm"}
@@ -146,12 +148,6 @@ def test_names_of_the_server_are_checked_when_it_starts(monkeypatch: pytest.Monk
                     Server("./none", "./none", host="127.0.0.1", port=0)
     with pytest.raises(CompatibilityError, match=r"lacks _Renamed\._model_manager, _Renamed\._generation_state, which"):
         required_names.require(type("_Renamed", (), {})(), "_model_manager", "_generation_state", "__doc__")
-
-
-def run_alone(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert not done.returncode, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_the_candidate_generator_is_asked_for_with_the_parameters_that_the_mixin_takes() -> None:

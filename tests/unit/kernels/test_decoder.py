@@ -124,9 +124,7 @@ def test_logits_depend_neither_on_the_block_nor_on_the_threads(name: str, form: 
 @pytest.mark.parametrize("form", ["int8", "int4", "model"])
 @settings(max_examples=10, deadline=None)
 @given(st.data())
-def test_logits_depend_neither_on_other_sequences_nor_on_what_was_cut(
-    form: str, level: int, data: st.DataObject
-) -> None:
+def test_logits_depend_on_no_other_sequence_and_nothing_cut(form: str, level: int, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(MODELS))
     found, ids, expected = made(name, form, level)
     num_rows = data.draw(st.integers(1, 4))

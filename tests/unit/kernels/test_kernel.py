@@ -119,11 +119,8 @@ def test_a_row_of_attention_is_right_and_depends_on_its_visible_keys_alone(level
     heads, keys, dtype = kv_heads * draw(1, 5), rows + draw(0, 150), data.draw(DTYPES)
     q = noise(batch, rows, heads, size).to(dtype).transpose(1, 2)
     k, v = (noise(batch, kv_heads, keys + 7, n, seed=n).to(dtype)[:, :, 3 : keys + 3] for n in (size, value_size))
-    scale, softcap, sinks = (
-        0.3,
-        data.draw(st.sampled_from([0.0, 5.0])),
-        data.draw(st.sampled_from([None, noise(heads)])),
-    )
+    scale, softcap = 0.3, data.draw(st.sampled_from([0.0, 5.0]))
+    sinks = data.draw(st.sampled_from([None, noise(heads)]))
     kept = noise(batch, 1, rows, keys) > -0.7
     for number, row in enumerate(kept):
         row[..., : draw(0, keys - rows)] = False
@@ -173,9 +170,7 @@ def test_a_masked_key_adds_nothing_even_if_it_is_not_finite(bad: float, dtype: t
 @every_level
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("key", [math.inf, 60000.0])
-def test_a_masked_key_adds_nothing_even_if_its_score_outweighs_the_mask(
-    key: float, dtype: torch.dtype, level: int
-) -> None:
+def test_a_masked_key_adds_nothing_even_if_it_outweighs_the_mask(key: float, dtype: torch.dtype, level: int) -> None:
     """In float16, the mask's lowest number is -65504, and a finite score may be larger."""
     q, k, v = (noise(1, heads, n, 24).to(dtype) for heads, n in ((6, 4), (2, 40), (2, 40)))
     q[..., 0] = 9.0
@@ -294,11 +289,8 @@ def test_arguments_are_read_wherever_their_values_are(dtype: torch.dtype) -> Non
             assert found is None or torch.equal(found, attention)
     shared = own.attention(q, k[:, :1].expand(2, 4, 9, 24), v[:, :1].expand(2, 4, 9, 24), mask)
     assert torch.equal(shared, own.attention(q, k[:, :1], v[:, :1], mask))
-    one_for_all = mask[:, :, :, :1]
-    assert torch.equal(
-        own.attention(q, k, v, one_for_all),
-        own.attention(q, k, v, one_for_all.expand(2, 4, 3, 9).contiguous()),
-    )
+    one = mask[:, :, :, :1]  # for all keys
+    assert torch.equal(own.attention(q, k, v, one), own.attention(q, k, v, one.expand(2, 4, 3, 9).contiguous()))
     assert own.attention(q[:, :, :0], k, v).shape == (2, 0, 4, 24)
     assert not own.attention(q, k[:, :, :0], v[:, :, :0]).any()
     assert all(torch.equal(own.gate(other, "silu"), own.gate(x, "silu")) for other in variants(x))
@@ -309,16 +301,8 @@ def test_what_cannot_be_read_is_left_to_pytorch() -> None:
     x, weight, bias = noise(3, 40), noise(24, 40), noise(24)
     assert kernel.can_read(weight, bias)
     assert kernel.can_read(nn.Parameter(weight), None)
-    unreadable = [
-        noise(40, 24).t(),
-        noise(1, 40).expand(24, 40),
-        noise(24, 80)[:, :40],
-        weight.double(),
-        weight.to_sparse(),
-        weight.to("meta"),
-        torch._neg_view(weight),
-    ]
-    for other in unreadable:
+    others = noise(40, 24).t(), noise(1, 40).expand(24, 40), noise(24, 80)[:, :40], torch._neg_view(weight)
+    for other in (*others, weight.double(), weight.to_sparse(), weight.to("meta")):
         assert not kernel.can_read(other, bias)
         assert own.linear(x, other, bias) is None
         assert own.conv1d(noise(3, 24), other) is None
@@ -357,9 +341,7 @@ def test_threads_that_call_at_once_get_their_own_results() -> None:
     ("switch", "capability", "level"), [("off", "AVX2", ""), ("", "AVX2", "AVX2"), ("", "DEFAULT", "")]
 )
 @pytest.mark.skipif(kernel.LEVEL == "NEON", reason="PyTorch's instruction set is another one")
-def test_a_switch_and_pytorchs_instruction_set_lower_the_kernels(
-    switch: str, capability: str, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switches_lower_the_kernels(switch: str, capability: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ATEN_CPU_CAPABILITY` lowers PyTorch's."""
     monkeypatch.setenv("UAG_KERNELS", switch)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)

@@ -35,7 +35,6 @@ def model_of(*layers: nn.Module) -> Any:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Record the rows of every product of the kernels."""
     found: list[int] = []
     linear = kernel.linear
 
@@ -90,9 +89,7 @@ def test_only_a_few_rows_where_the_caller_says_so(rows: list[int]) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layer", [nn.Linear(SIZE, 2 * SIZE), Conv1D(SIZE, SIZE)], ids=str)
-def test_products_of_a_prompt_in_half_precision_where_pytorch_has_none_for_the_processor(
-    layer: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_precision_products_of_a_prompt(layer: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = model_of(copy.deepcopy(layer).to(dtype), nn.SiLU()), torch.randn(2, 300, SIZE).to(dtype)
     kernels, plain = OwnKernels(model), model(x)
 

@@ -22,8 +22,6 @@ IDS = torch.arange(3, 40)[None]
 
 
 class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations that compute."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
@@ -35,7 +33,6 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count what the kernels run."""
     counts: Counter[str] = Counter()
     run = kernel._run
 
@@ -85,9 +82,7 @@ def test_a_pass_of_more_rows_than_asked_for_is_transformers_own() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("groups", "has_bias"), [(12, True), (12, False), (3, True), (1, False)])
-def test_a_convolution_has_the_same_bits_for_any_number_of_tokens(
-    dtype: torch.dtype, groups: int, has_bias: bool
-) -> None:
+def test_a_convolution_has_the_same_bits_for_any_length(dtype: torch.dtype, groups: int, has_bias: bool) -> None:
     layer = torch.nn.Conv1d(12, 12, 4, groups=groups, padding=3, bias=has_bias).to(dtype)
     x = torch.randn(2, 12, 9, dtype=dtype)
     kernels = OwnKernels(torch.nn.ModuleList([layer, torch.nn.Linear(1, 1)])).replacing_functions()

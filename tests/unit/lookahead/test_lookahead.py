@@ -188,9 +188,6 @@ def test_a_row_goes_on_alone_only_if_that_pays_for_the_width_of_all() -> None:
     assert not lookahead.go_on(0, proposals(0.95, 0.95))
 
 
-# ---------------------------------------------------------------------- faults of the clock
-
-
 def num_plain_after_fault(start: int, length: int, slowness: float, stall_s: float, num_before: int) -> int:
     """Return the plain passes between the end of a fault and the third round that drafts again.
 
@@ -255,9 +252,6 @@ def test_after_a_fault_of_the_clock_the_draft_is_soon_used_again(
     for length in lengths:
         waits = [num_plain_after_fault(start, length, slowness, stall_s, num_before) for start in range(0, 30, 3)]
         assert max(waits) <= 10, (length, waits)
-
-
-# ---------------------------------------------------------------------- reading prompts
 
 
 def test_a_prompt_that_takes_longer_to_read_than_can_be_won_is_not_read() -> None:
@@ -349,9 +343,6 @@ def test_accepted_free_candidates_count_as_output_tokens() -> None:
     lookahead.begin(1, "greedy", 0, 100)
     lookahead.learn_round(Round(9, 0.0, 1.0, [], num_tokens=10.0))
     assert lookahead._num_left == 90.0
-
-
-# ---------------------------------------------------------------------- options and free candidates
 
 
 def test_a_fixed_length_is_kept_whatever_it_costs() -> None:

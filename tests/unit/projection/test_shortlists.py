@@ -19,9 +19,7 @@ DRAFT = ToyAdapter([*LETTERS, *(one + two for one in LETTERS for two in LETTERS)
 
 @SETTINGS
 @given(
-    seed=st.integers(0, 10**6),
-    spread=st.sampled_from([0.01, 0.1, 1.0]),
-    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    seed=st.integers(0, 10**6), spread=st.sampled_from([0.01, 0.1, 1.0]), temperature=st.sampled_from([0.3, 1.0, 2.0])
 )
 def test_the_draft_tokens_that_noise_favors_are_listed(seed: int, spread: float, temperature: float) -> None:
     rng = np.random.default_rng(seed)

@@ -1,7 +1,5 @@
 """The sampling noise equals plain sampling's draws."""
 
-import threading
-
 import pytest
 import torch
 
@@ -33,9 +31,6 @@ def test_the_check_at_first_use_detects_a_device_that_draws_otherwise(monkeypatc
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---------------------------------------------------------------------- the tape
-
-
 def new_tape() -> NoiseTape:
     return NoiseTape(2, 9, CPU, torch.Generator().manual_seed(3))
 
@@ -50,9 +45,7 @@ def plain_draws(seed: int, num: int, shape: tuple[int, int] = (2, 9)) -> tuple[l
 
 
 @pytest.mark.parametrize("max_kept_bytes", [0, 1 << 20])
-def test_the_tape_returns_plain_samplings_draws_in_any_order(
-    monkeypatch: pytest.MonkeyPatch, max_kept_bytes: int
-) -> None:
+def test_the_tape_returns_plain_draws_in_any_order(monkeypatch: pytest.MonkeyPatch, max_kept_bytes: int) -> None:
     monkeypatch.setattr(noise, "_MAX_KEPT_BYTES", max_kept_bytes)
     draws, states = plain_draws(3, 40)
     for num_steps in (0, 1, 17, 40):
@@ -82,25 +75,6 @@ def test_tape_never_takes_back_what_other_code_draws() -> None:
     assert torch.equal(tape.generator.get_state(), like_plain.get_state())
 
 
-def test_tapes_of_two_threads_draw_different_numbers_from_one_generator() -> None:
-    tape, noise = new_tape(), []
-
-    def other() -> None:
-        own = NoiseTape(2, 9, CPU, tape.generator)
-        noise.append(own.at(0))
-        own.finish(1)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    nested = NoiseTape(2, 9, CPU, tape.generator)  # of a call inside a callback of the first
-    assert not torch.isin(noise[0], tape.at(0)).any()
-    assert not torch.equal(nested.at(0), noise[0])
-    nested.finish(1)
-    tape.finish(1)
-    assert torch.equal(NoiseTape(2, 9, CPU, tape.generator)._own.get_state(), tape.generator.get_state())
-
-
 def test_the_tape_frees_what_every_row_has_passed() -> None:
     tape = NoiseTape(1, 4, CPU, torch.Generator())
     tape.at(9)
@@ -117,26 +91,3 @@ def test_the_tape_keeps_at_most_the_given_size(monkeypatch: pytest.MonkeyPatch) 
     for step in range(100):
         tape.at(step)
     assert len(tape._drawn) == 10
-
-
-def test_draws_by_other_code_void_what_was_drawn_ahead() -> None:
-    tape, plain = new_tape(), torch.Generator().manual_seed(3)
-    tape.at(6)
-    with tape.exposed(2):
-        torch.rand(5, generator=tape.generator)
-    for step in range(3):
-        if step == 2:
-            torch.rand(5, generator=plain)
-        expected = torch.empty(2, 9).exponential_(generator=plain)
-    assert torch.equal(tape.at(2), expected)
-    tape.finish(3)
-    assert torch.equal(tape.generator.get_state(), plain.get_state())
-
-
-def test_scores_of_another_type_change_the_draws_from_there_on() -> None:
-    tape, plain = new_tape(), torch.Generator().manual_seed(3)
-    tape.at(4)
-    tape.fit(1, 9, torch.float64)
-    torch.empty(2, 9).exponential_(generator=plain)
-    expected = torch.empty(2, 9, dtype=torch.float64).exponential_(generator=plain)
-    assert torch.equal(tape.at(1), expected)

@@ -12,15 +12,7 @@ MOST = 5
 
 
 class Engine:
-    """Requests that an engine serves together.
-
-    Args:
-        num_requests: number of concurrent requests; each generates 200 tokens and is then replaced by another.
-        acceptance: acceptance rate of each candidate, given those before it; also the draft's confidence.
-        draft_s: seconds of drafting one candidate for one request.
-        token_s: seconds that each additional token of a step adds; a step over one token per request takes 1 s.
-        reading_s: seconds in which the draft reads a request's prompt.
-    """
+    """Requests that an engine serves together."""
 
     def __init__(
         self, num_requests: int, acceptance: float, draft_s: float, token_s: float = 0.01, reading_s: float = 0.0
@@ -33,24 +25,20 @@ class Engine:
         self.serve(num_requests)
 
     def serve(self, num_requests: int) -> None:
-        """Serve as many new requests instead."""
         self.sizes = [0] * num_requests
         self.unread = set(range(num_requests))
         self.candidates: list[list[Proposal]] = [[] for _ in range(num_requests)]
 
     def speed_up(self) -> float:
-        """Plain decoding's time for the same output, relative to the time taken."""
         return self.num_written / len(self.sizes) / self.now
 
     def run(self, num_rounds: int) -> int:
-        """Run some rounds; return the number of those with candidates."""
         before = self.num_drafted
         for _ in range(num_rounds):
             self.round()
         return self.num_drafted - before
 
     def round(self) -> None:
-        """Run one step of the engine and its call for candidates."""
         self.now += 1.0 + self.token_s * sum(map(len, self.candidates))
         outcomes = []
         for i, candidates in enumerate(self.candidates):

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.tokenizers import small_tokenizer
-from uag.adapters import from_tokenizer
 from uag.drafting import Ask, PromptLookup
-from uag.drafting.known.prediction import PredictionSource, check_ids, read_predictions
+from uag.drafting.known.prediction import PredictionSource, read_predictions
 from uag.drafting.ranked import FreeFirst
 from uag.errors import OptionError
 from uag.lookahead import Lookahead, Round
@@ -79,9 +77,9 @@ def ids_of(source: PredictionSource | FreeFirst, budgets: list[int]) -> list[lis
     return [[p.target_id for p in line] for line in source.propose(ask(budgets))]
 
 
-def source_of(*by_row: Any, prompts: list[list[int]], adapter: Any = None) -> PredictionSource:
+def source_of(*by_row: Any, prompts: list[list[int]]) -> PredictionSource:
     """A source that has started with predictions and a prompt for each row."""
-    source = PredictionSource(list(by_row), len(by_row), 1000, lambda: adapter)
+    source = PredictionSource(list(by_row), len(by_row), 1000)
     source.start(prompts)
     return source
 
@@ -110,16 +108,6 @@ def test_guesses_that_are_wrong_are_soon_not_made() -> None:
     assert sum(offered[:10]) > 0 == sum(offered[80:])
 
 
-def test_a_rows_text_begins_behind_its_own_prompt() -> None:
-    adapter = from_tokenizer(small_tokenizer("byte_level"))
-    whole = adapter.encode_continuation(b"the quick brown fox")
-    prompt = adapter.encode_continuation(b"so: ")
-    source = source_of("the quick brown fox", prompts=[prompt], adapter=adapter)
-    source.accept(0, 0, whole[:1])
-    (line,) = ids_of(source, [20])
-    assert line == whole[1:]
-
-
 def test_the_source_that_promises_most_goes_first() -> None:
     prediction = PredictionSource([20, 21, 22, 23, 24, 25, 26, 27], 1, 100)
     both = FreeFirst(None, [prediction, PromptLookup()])
@@ -143,11 +131,6 @@ def test_prompt_lookup_with_ids_below_zero_proposes_what_follows_other_ids() -> 
     assert [p.target_id for p in lookup.propose(ask([20]))[0]][:1] == [8]
     lookup.start([[5, 6, 7, -200, 9, 5, 6, 7]])
     assert replace(ask([20]), vocab_size=100_000).put_to(lookup) == [[]]  # no vocabulary has the id that follows
-
-
-def test_an_id_beyond_the_vocabulary_is_named() -> None:
-    with pytest.raises(OptionError, match="prediction contains the id 1000000"):
-        check_ids(read_predictions([*range(1_000_001)], 1), 1_000_000)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor])

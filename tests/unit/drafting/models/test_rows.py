@@ -9,7 +9,7 @@ from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting.models.cross_row import CrossRow
 from uag.drafting.models.rows import SharedRow
-from uag.projection import Node, Projection, Scoring, TokenizerPair, link
+from uag.projection import Projection, Scoring, TokenizerPair
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -40,14 +40,6 @@ def queued(row: CrossRow) -> list[int]:
     return [node.draft_id for node in row.forced]
 
 
-def test_output_before_the_first_pass_follows_the_prompt() -> None:
-    row = row_of("The quick", is_fed=False)
-    row.accept(0, target_ids(" brown fox"))
-    row.accept(0, target_ids(" jumps"))
-    assert bytes(row.text) == b"The quick brown fox jumps"
-    assert queued(row) == draft_ids("The quick")
-
-
 @pytest.mark.parametrize("is_fed", [False, True])
 def test_control_tokens_written_while_nothing_is_drafted_are_all_queued(is_fed: bool) -> None:
     row = row_of("The quick", is_fed)
@@ -56,12 +48,6 @@ def test_control_tokens_written_while_nothing_is_drafted_are_all_queued(is_fed: 
     assert queued(row) == draft_ids(("" if is_fed else "The quick") + " brown fox<|im_end|>and<|im_start|>")
     assert row.forced[0].parent is (row.path[-1] if is_fed else None)
     assert [node.depth for node in row.forced] == list(range(len(row.path), len(row.path) + len(row.forced)))
-
-
-def test_pending_text_counts_as_work_to_come() -> None:
-    row = row_of("The quick")
-    row.accept(0, target_ids(" brown fox jumps over the lazy dog"))
-    assert row.num_to_feed() >= len(draft_ids(" brown fox jumps over the lazy dog"))
 
 
 @pytest.mark.parametrize("num_kept", [3, 6, 1000])
@@ -85,18 +71,6 @@ def test_a_new_window_leaves_an_unfinished_character_pending() -> None:
     row.rewindow(100)
     assert b"".join(node.text for node in row.forced) == b"The caf"
     assert row.num_to_feed() == len(row.forced) + 2
-
-
-def test_a_shared_row_takes_its_own_ids_back() -> None:
-    row = SharedRow([1, 2, 3], ())
-    row.path += link([Node(None, i, b"", 0) for i in (1, 2, 3)])
-    for candidate in (4, 5, 6):
-        row.commit(candidate)
-    row.path += link([Node(None, i, b"", 0) for i in (4, 5)], row.path[-1])
-    row.accept(1, [4, 9])
-    assert row.ids == [1, 2, 3, 4, 9]
-    assert [node.draft_id for node in row.path] == [1, 2, 3, 4]
-    assert row.num_to_feed() == 1
 
 
 @pytest.mark.parametrize("is_noisy", [False, True])
