@@ -86,6 +86,8 @@ HYBRID_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", {}),
     "bamba": ("bamba", {"mamba_chunk_size": 8}),
     "zamba": ("zamba", _ZAMBA | {"use_mamba_kernels": False}),
+    "zamba2": ("zamba2", _ZAMBA | {"chunk_size": 8}),  # as drafts, they read blocks with the limit
+    "nemotron_h": ("nemotron_h", {"chunk_size": 8}),
 }
 
 # Architectures that fall back to plain decoding, because their logits differ, or their forward fails, for a block of
