@@ -156,6 +156,8 @@ def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
     for step, name in ((19, "ends"), (4, "ends often")):
         if name in case.extras:  # at different steps of the rows
             decoding["eos_token_id"] = list(range(7, size, step))
+    if "own ends" in case.extras:  # without one, `generate` raises a TypeError, and uag needs none
+        decoding.setdefault("pad_token_id", 0)
     if "synthid" in case.extras:
         decoding["watermarking_config"] = SynthIDTextWatermarkingConfig(ngram_len=3, keys=list(range(30, 36)))
     if "stop_strings" in decoding:
