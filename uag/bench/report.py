@@ -153,7 +153,7 @@ def _pass_seconds(ours: Records) -> dict[int, float]:
     seconds: dict[int, list[float]] = defaultdict(list)
     for record in ours:
         for width, times in (record.stats or {}).get("pass_seconds", {}).items():
-            seconds[width] += times
+            seconds[int(width)] += times
     return {width: median(times) for width, times in sorted(seconds.items()) if len(times) >= _FEWEST_PASSES}
 
 

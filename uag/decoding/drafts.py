@@ -36,7 +36,8 @@ class Drafts:
         self._rules = DraftRules(self.call.logits_processor)
         self._uncounted_id = blocks.uncounted_id(self.call.model)
         self._all_rows = list(range(self.rows.batch_size))
-        self._draft_s, self._prefill_s, self._num_passes = 0.0, 0.0, 0
+        self._draft_s = self._prefill_s = 0.0
+        self._num_passes: int | None = None
         self._before = replace(self.drafter.counts)
         self.stats.strategy = self.drafter.strategy
 
@@ -90,7 +91,7 @@ class Drafts:
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
         limit = self.lookahead.plan(len(active))
         if not (limit or self.drafter.has_free):
-            self._draft_s, self._prefill_s, self._num_passes = 0.0, 0.0, 0
+            self._draft_s, self._prefill_s, self._num_passes = 0.0, 0.0, None
             return [[] for _ in active]
         start_time, counts = clock.now(), self.drafter.counts
         prefill_s, compile_s, num_passes = counts.prefill_s, counts.compile_s, counts.num_forwards
@@ -111,7 +112,8 @@ class Drafts:
         seconds, counts = clock.now() - start_time, self.drafter.counts
         self._prefill_s = counts.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (counts.compile_s - compile_s)
-        self._num_passes = 0 if self._prefill_s else counts.num_forwards - num_passes
+        is_counted = counts.num_forwards and not self._prefill_s
+        self._num_passes = max(counts.num_forwards - num_passes, 0) if is_counted else None
         self.stats.draft_s += seconds
         return [self._checked(by_row[row]) for row in active]
 
@@ -163,7 +165,7 @@ class Drafts:
                 drafted.append((proposals, num_accepted))
         self.stats.num_rounds += 1
         if not self.target.has_compiled:
-            self.stats.pass_seconds.setdefault(candidates.width, []).append(self.target.last_s)
+            self.stats.pass_seconds.setdefault(self.target.last_width, []).append(self.target.last_s)
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
             times = self._draft_s, target_s, drafted, self._prefill_s, self.target.has_compiled

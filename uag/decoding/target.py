@@ -95,6 +95,7 @@ class Target:
         kwargs: keyword arguments of the next pass.
         kernels: what uag's kernels compute; in the prompt's pass, only products.
         last_s: seconds of the last pass.
+        last_width: tokens per row of the last pass that verified, with those that it read again.
         has_compiled: whether the last pass compiled, recorded or was watched, so that its time predicts nothing.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
@@ -119,7 +120,7 @@ class Target:
         self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
         self.limits = limits
         self.keeps_cache = caches.outlives_call(self.cache)
-        self.last_s = 0.0
+        self.last_s, self.last_width = 0.0, 1
         self.has_compiled = False
         self._is_compiled = call.is_compiled
         self._outputs: Any = None  # of the last pass
@@ -165,6 +166,7 @@ class Target:
         num_new = width - 1
         rows.write(candidates, num_new)
         before_s = self._catch_up(rows) if self._num_reread >= _MAX_REREAD else 0.0
+        self.last_width = self._num_reread + width
         if self._has_states and num_new:
             self._states = caches.copy_states(self.cache)
         if self.limits.is_static and num_new:

@@ -242,6 +242,7 @@ def _run(
             cache = StaticCache(config=call.model.config.get_text_config(decoder=True), max_cache_len=_NUM_SLOTS)
         config = copy.copy(call.generation_config)
         config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
+        config.prefill_chunk_size = None  # which would make a block of a part of the prompt
         synthetic = SyntheticPasses(replace(call, generation_config=config), prompt, kernels, cache, mask)
         if synthetic.rereads() and len(widths) > 1:
             widths = (*widths, 1)  # the last pass so far reads the first tokens of rejected blocks again

@@ -20,7 +20,7 @@ class Functions(TorchFunctionMode):
         """Run a function by uag's kernel, or as it is."""
         kwargs = kwargs or {}
         own = _FUNCTIONS.get(func)
-        if own is None or (own is _mul and not _is_complex(args[0])):
+        if own is None or (own is _mul and not _is_complex(*args[:1])):
             return func(*args, **kwargs)
         is_known = args and kwargs.keys() <= _names_of(own) and operations.is_usual(args[0])
         output = own(*args, **kwargs) if is_known else None
@@ -65,7 +65,7 @@ def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
     pairs = zip(*(part.expand(*batch, -1, -1).flatten(0, -3) for part in (x, other)), strict=True)
     products = [_matmul(*pair) for pair in pairs]
     known = [product for product in products if product is not None]
-    return torch.stack(known).view(*batch, x.shape[-2], -1) if len(known) == len(products) else None
+    return torch.stack(known).view(*batch, x.shape[-2], -1) if len(known) == len(products) > 0 else None
 
 
 def _bmm(x: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor | None:
@@ -76,7 +76,9 @@ def _baddbmm(
     added: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor | None:
     product = _matmul(batch1, batch2)
-    return None if product is None else beta * added + alpha * product
+    if product is None or beta == 0:  # then `added` may be anything
+        return product if product is None else alpha * product
+    return beta * added + alpha * product
 
 
 def _conv1d(
@@ -159,13 +161,13 @@ def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor
     return output if keepdim else output[..., 0]
 
 
-def _is_complex(x: Any) -> bool:
+def _is_complex(x: Any = None) -> bool:
     return isinstance(x, torch.Tensor) and x.is_complex()
 
 
 def _mul(x: torch.Tensor, other: Any) -> torch.Tensor | None:
     """Multiply complex values, such as rotary positions, by operations that round each value in the same way."""
-    real, imag = other.real, other.imag if _is_complex(other) else 0.0
+    real, imag = other.real, other.imag if _is_complex(other) or isinstance(other, complex) else 0.0
     parts = x.real * real - x.imag * imag, x.real * imag + x.imag * real
     return torch.view_as_complex(torch.stack(parts, dim=-1))
 

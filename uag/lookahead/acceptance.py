@@ -27,7 +27,7 @@ class Round:
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
         is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
         num_tokens: output tokens per row; None for the accepted candidates of `outcomes` and one more.
-        num_draft_passes: draft passes, without the reading of the prompt; 0 for one per candidate.
+        num_draft_passes: draft passes, without the reading of the prompt; None for one per candidate.
     """
 
     num_candidates: int
@@ -37,7 +37,7 @@ class Round:
     prefill_s: float = 0.0
     is_special: bool = False
     num_tokens: float | None = None
-    num_draft_passes: int = 0
+    num_draft_passes: int | None = None
 
 
 class AcceptanceModel:

@@ -15,7 +15,7 @@ _NUM_PLAIN = 4  # plain passes whose minimum is the estimate, and rounds until t
 _SLOWED = 2.0  # a pass that took this many times as long as a later one is forgotten: something else slowed it
 
 _TOKEN_SHARE = 0.02  # assumed cost of verifying a candidate before it is measured, as a share of a plain pass
-_SHORTEST_S = 1e-9  # shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0
+SHORTEST_S = 1e-9  # shortest time of a pass, because speeds divide by it and a coarse clock may measure 0
 
 
 def lower_quartile(values: Iterable[float]) -> float:
@@ -82,19 +82,20 @@ class Costs:
         self.num_since_plain = 0
         self._num_passes = self._num_drafted = 0.0  # draft passes and candidates; those of older rounds count less
 
-    def learn_draft(self, num_candidates: float, num_passes: int, seconds: float) -> None:
+    def learn_draft(self, num_candidates: float, num_passes: int | None, seconds: float) -> None:
         """Record a round's draft passes for `num_candidates` per row.
 
         Their number varies, since a candidate may take several draft tokens. So passes are timed, not candidates.
         """
-        passes = num_passes or num_candidates
-        self.draft.add(passes, seconds)
+        passes = num_candidates if num_passes is None else num_passes
+        if passes:  # a candidate may come from the last pass of an earlier round
+            self.draft.add(passes, seconds)
         self._num_passes = _KEPT * self._num_passes + passes
         self._num_drafted = _KEPT * self._num_drafted + num_candidates
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Record a target pass over `num_candidates` candidates per row."""
-        seconds = max(seconds, _SHORTEST_S)
+        seconds = max(seconds, SHORTEST_S)
         if num_candidates and not self.is_flat:
             self.block.add(num_candidates, seconds)
         else:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import mul
 
 from uag.lookahead.acceptance import AcceptanceModel, Round
-from uag.lookahead.costs import Costs
+from uag.lookahead.costs import SHORTEST_S, Costs
 from uag.proposal import Proposal
 
 MAX_CANDIDATES = 32  # maximum number of candidates per row
@@ -71,7 +71,8 @@ class Lookahead:
         self._acceptance.begin()
         self._is_trial = self._may_draft = self._has_won = False
         self._num_rounds = self._num_drafting = 0
-        self._reached: dict[int, float] = {}  # by row, the probability that all candidates so far are accepted
+        # By row, the probability that all its candidates are accepted (0 if it stopped), and how many it has.
+        self._reached: dict[int, tuple[float, int]] = {}
         self._set_rows(num_rows)
 
     def _set_rows(self, num_rows: int) -> None:
@@ -211,20 +212,24 @@ class Lookahead:
         """Return whether a row should draft one more candidate; called once after each candidate."""
         is_adaptive = self.fixed is None
         confidence = proposals[-1].confidence
-        reach = self._reached.get(row, 1.0) * (self._acceptance.rate(confidence) if is_adaptive else confidence)
-        self._reached[row] = reach
-        # The pass gets wider for all rows, so those that stopped count as rejected candidates.
-        worth = min(reach, sum(self._reached.values()) / len(self._reached))
+        reach, size = self._reached.get(row, (1.0, 0))[0], len(proposals)
+        reach *= self._acceptance.rate(confidence) if is_adaptive else confidence
+        self._reached[row] = reach, size
+        worth = reach
+        if all(num <= size for _, num in self._reached.values()):
+            # The pass gets wider for all rows, so those that stopped count as rejected candidates.
+            going = sum(each for each, num in self._reached.values() if num >= size - 1)
+            worth = min(reach, going / len(self._reached))
         goes_on = reach >= self.min_confidence and (worth > self._least_reach or not is_adaptive)
         if not goes_on:
-            self._reached[row] = 0.0
+            self._reached[row] = 0.0, size
         return goes_on
 
     # ------------------------------------------------------------------ after a round
 
     def learn_prefill(self, seconds: float) -> None:
         """Record the time of the target's pass over the prompt."""
-        self._prefill_s = seconds
+        self._prefill_s = seconds = max(seconds, SHORTEST_S)
         self._least_plain_s = self.costs.least_plain_s = seconds / max(self._num_unread, 1)
         self._price()
 
@@ -244,7 +249,7 @@ class Lookahead:
         elif self._is_trial:
             self._has_won = self.prices.round_s(num_drafted) <= num_tokens * self.prices.plain_s
             if not self._has_won:  # compared with the plain pass before it, which the same load slowed down
-                cost = (done.draft_s + done.target_s) / max(self.costs.plain[-1], self.prices.plain_s)
+                cost = max(done.draft_s + done.target_s, SHORTEST_S) / max(self.costs.plain[-1], self.prices.plain_s)
                 self._lost.append((cost, num_tokens))
                 self._trial_tokens = 0.0
 

@@ -29,7 +29,7 @@ class Pace:
         `sizes` are the numbers of ids of each request; empty if a request cannot take candidates now.
         """
         if not self._has_clock:
-            return MAX_CANDIDATES
+            return self.lookahead.plan(num_requests)
         if self._lengths:
             # Only a step with the same requests that read no prompt shows the cost of a pass over candidates.
             is_same = len(sizes) == len(self._sizes) > 0 and all(

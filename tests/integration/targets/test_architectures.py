@@ -173,6 +173,12 @@ def test_an_encoder_decoder_draft_reads_the_source_in_its_own_tokens(target_name
 def test_limits_of_time_steps_in_blocks_need_the_kernels(name: str) -> None:
     model_type, options = STATEFUL[name]
     target, given = tiny_model(model_type, 300, **options), left_padded(PROMPTS[:1]) | GREEDY
+    expected = target.generate(**given)
+    oracle_drafter = OracleDrafter(expected[:, given["input_ids"].shape[1] :].tolist(), 300)
+    assistant = uag.Assistant(None, drafter=oracle_drafter)
+    for size in (2, None):  # the trial reads its own prompt whole
+        assistant.generate(target, **given, prefill_chunk_size=size)
+        assert (assistant.stats.num_accepted_tokens > 0) == (name not in FORGETFUL)
     assistant = uag.Assistant(None, drafter=OracleDrafter([[]], 300), own_kernels=False)
     assert torch.equal(assistant.generate(target, **given), target.generate(**given))
     assert any("after its recurrent state" in reason for reason in assistant.stats.fallbacks)
@@ -211,6 +217,7 @@ def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() ->
     assert ids.tolist() == expected.tolist()
     assert assistant.stats.num_accepted_tokens == 0 < assistant.stats.num_candidate_tokens
     assert max(widths[1:]) < 20
+    assert set(assistant.stats.pass_seconds) <= set(widths)  # with the tokens that are read again
     assert assistant.stats.num_target_forwards == len(widths)
 
 

@@ -13,6 +13,7 @@ from tests.support.grids import covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_of_class, tiny_target
 from tests.support.walk import SharedDrafter, independence_of
 from uag.errors import OptionError
+from uag.hf import required_names
 from uag.hf.cache.caches import CACHE
 from uag.kernels import kernel
 
@@ -61,6 +62,8 @@ def check_sources(target: Any, tokenizer: Any, inputs: dict[str, Any], draft: An
 @needs_kernels
 @covering("name, dtype", (*ATTENTION, *HYBRIDS), DTYPES, strength=1)
 def test_logits_of_every_source_are_identical(name: str, dtype: torch.dtype) -> None:
+    if name == "nemotron_h" and required_names.release() < (5, 23):
+        pytest.skip("its states cannot be cropped")
     if name in ATTENTION:
         target, tokenizer = tiny_target(name)
     else:

@@ -278,6 +278,8 @@ def test_complex_products_and_sums_of_exponentials_do_not_depend_on_the_block() 
     scores[3] = float("-inf")
     given: list[tuple[Any, torch.Tensor]] = [
         (lambda x: x * factors[: len(x)] * 1.5, torch.randn(9, 2, 8, dtype=torch.complex64)),
+        (lambda x: torch.mul(input=x * (2 + 1j), other=1j), torch.randn(9, 2, 8, dtype=torch.complex64)),
+        (lambda x: torch.baddbmm(x.new_full((), torch.nan), x, x.transpose(1, 2), beta=0), torch.randn(9, 2, 8)),
         (lambda x: torch.logsumexp(x, dim=-1), scores),
         (lambda x: x.logsumexp(-1, keepdim=True), scores),
     ]

@@ -173,6 +173,8 @@ def test_a_candidate_costs_as_many_draft_passes_as_it_takes_on_average() -> None
             Round(size, 0.1 * num_passes, 1.0, [(proposals(0.9, 0.9), size)], num_draft_passes=num_passes)
         )
     assert lookahead.prices.draft_candidate_s == pytest.approx(0.1 * 10 / 6, rel=0.15)
+    lookahead.learn_round(Round(1, 0.0001, 1.0, [(proposals(0.9), 1)], num_draft_passes=0))
+    assert lookahead.prices.draft_candidate_s == pytest.approx(0.1 * 10 / 6, rel=0.2)
 
 
 def test_a_row_goes_on_alone_only_if_that_pays_for_the_width_of_all() -> None:
@@ -186,6 +188,19 @@ def test_a_row_goes_on_alone_only_if_that_pays_for_the_width_of_all() -> None:
     assert lookahead.go_on(0, proposals(0.95))
     assert not lookahead.go_on(1, proposals(0.01))
     assert not lookahead.go_on(0, proposals(0.95, 0.95))
+    lookahead.plan(1)  # rows that draft one after another get no wider pass
+    for row in range(3):
+        assert lookahead.go_on(row, proposals(0.95))
+        assert lookahead.go_on(row, proposals(0.95, 0.95))
+
+
+def test_a_clock_that_stands_still_divides_nothing_by_zero() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 20, 60, 0.1)
+    lookahead.learn_prefill(0.0)
+    for _ in range(50):
+        size = lookahead.plan()
+        lookahead.learn_round(Round(size, 0.0, 0.0, [(proposals(*[0.1] * size), 0)] if size else []))
 
 
 def num_plain_after_fault(start: int, length: int, slowness: float, stall_s: float, num_before: int) -> int:

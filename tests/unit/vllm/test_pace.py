@@ -146,3 +146,11 @@ def test_min_confidence_alone_decides_without_a_clock() -> None:
     assert pace.plan([12], 1, 101.0, [([Proposal(0, 0.9)] * 2, 0)]) == MAX_CANDIDATES
     assert pace.lookahead.go_on(0, [Proposal(0, 0.6)])
     assert not pace.lookahead.go_on(0, [Proposal(0, 0.6), Proposal(0, 0.6)])
+
+
+def test_a_request_that_stopped_drafts_again_in_the_next_round() -> None:
+    pace = Pace(min_confidence=0.4)
+    for _ in range(3):
+        assert pace.plan([3], 1, 0.0, []) == MAX_CANDIDATES
+        assert pace.lookahead.go_on(0, [Proposal(1, 0.9)])
+        assert not pace.lookahead.go_on(0, [Proposal(1, 0.9), Proposal(2, 0.3)])
