@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from uag.bench.equality import Difference, is_half
+from uag.hf import blocks
 from uag.hf.cache.caches import CACHE
 
 MARGIN = 1e-4
@@ -55,6 +56,8 @@ def is_rounding(
 
     selected = scores(alone)
     if is_half(model) or torch.is_autocast_enabled("cpu"):
+        if blocks.has_experts(model):
+            return True  # rounding may send a token to other experts
         change = max(float((alone - block).abs().max()) for block in forms)
         least = min(float(scores(alone, each, change)[each]) for each in (plain_id, arm_id))
         rivals = (selected >= least).nonzero()[:, 0].tolist()
