@@ -1,6 +1,7 @@
 """The contract with vLLM's `custom_class` method, on its buffers: nothing that uag returns can crash the engine."""
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,29 @@ def test_ranks_that_schedule_for_themselves_do_not_go_by_their_clocks(backend: s
     made.load_model(None)
     assert made._drafter is not None
     assert made._drafter.pace._has_clock == (backend is None)
+
+
+# ---------------------------------------------------------------------- with vLLM's own classes
+
+
+def test_vllm_makes_and_calls_the_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
+
+    arguments = EngineArgs(
+        model=TARGET,
+        max_model_len=512,
+        dtype="float32",
+        speculative_config={"method": "custom_class", "model": "uag.vllm.Proposer", "num_speculative_tokens": 3},
+        additional_config={"uag": {"draft": DRAFT, "min_confidence": 0.0}},
+    )
+    made = create_custom_proposer(arguments.create_engine_config())
+    assert type(made) is Proposer
+    assert (made.num_candidate_tokens, made.max_length, made.vocab_size, made.is_drafting) == (3, 512, 1536, True)
+    made.load_model(None)
+    running = demo_engine(max_length=512)
+    while running.unfinished():
+        running.step(made, running.unfinished())
+    assert running.num_accepted > 0
