@@ -261,6 +261,7 @@ def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     width, num_rows = inputs["input_ids"].shape[1], plain.ids.shape[0]
     inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
     given: dict[str, Any] = arguments(case, model, built(case.target)[1])
+    given.pop("stop_strings", None)  # with `custom_generate`, they cannot find their tokenizer
     processors: LogitsProcessorList = model.generate(
         **given, custom_generate=lambda *_, logits_processor, **__: logits_processor
     )
