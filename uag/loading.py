@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -97,7 +96,7 @@ def load_draft(name: str, *, dtype: Dtype = None, device: str | None = None) -> 
     if name == COPY:
         return name
     if is_gguf_name(name):
-        is_on_gpu = _device(device).type != "cpu" and find_spec("llama_cpp") is not None
+        is_on_gpu = _device(device).type != "cpu" and _has_llama()
         return GgufDraft(name, gpu_layers=-1 if is_on_gpu else 0)
     return load_model(name, dtype=dtype, device=device, role="draft")
 
@@ -251,6 +250,15 @@ def _valid(text: str) -> str:
     except UnicodeEncodeError as error:
         raise OptionError(f"The prompt is not a text that UTF-8 can encode: {error}.") from error
     return text
+
+
+def _has_llama() -> bool:
+    """Whether llama-cpp-python can be imported; one that was built for a GPU may lack its libraries."""
+    try:
+        import llama_cpp  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
 
 
 def _device(name: str | None) -> torch.device:

@@ -200,8 +200,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         word="more" if found["tax"]["percent"] >= 0 else "less",  # within the noise
         **found["tax"],
     )
-    pass_s = found["pass_s"]
-    passes = pass_s and "a target pass over {} tokens takes {} ms".format(
-        *(" / ".join(map(str, values)) for values in (pass_s, [round(1000 * value, 1) for value in pass_s.values()]))
-    )
+    widths = " / ".join(map(str, found["pass_s"]))
+    times = " / ".join(f"{1000 * seconds:.1f}" for seconds in found["pass_s"].values())
+    passes = widths and f"a target pass over {widths} tokens takes {times} ms"
     return [line for line in (found["verdict"], found["equality"], tax, passes) if line]

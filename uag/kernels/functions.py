@@ -145,19 +145,24 @@ def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None 
         return None
     powers = x.float()
     powers = (powers - powers.amax(-1, keepdim=True)).exp_()
-    total = kernel.conv1d(powers, powers.new_ones(x.shape[-1], 1))
+    total = _row_sums(powers)
     return None if total is None else (powers / total).to(dtype or x.dtype)
+
+
+def _row_sums(x: torch.Tensor) -> torch.Tensor | None:
+    return kernel.conv1d(x, x.new_ones(x.shape[-1], 1))
 
 
 def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor | None:
     if dim not in (-1, x.dim() - 1) or x.dtype not in TYPES:
         return None
-    largest = x.float().amax(-1, keepdim=True)
-    powers = (x.float() - largest.masked_fill(largest.isinf(), 0.0)).exp_()
-    total = kernel.conv1d(powers, powers.new_ones(x.shape[-1], 1))
+    wide = x.float()
+    largest = wide.amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest.isinf(), 0.0)
+    total = _row_sums((wide - largest).exp_())
     if total is None:
         return None
-    output = (largest.masked_fill(largest.isinf(), 0.0) + total.log()).to(x.dtype)
+    output = (largest + total.log()).to(x.dtype)
     return output if keepdim else output[..., 0]
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.gguf_files import add_tokenizer, finish, writer
 from tests.support.tokenizers import small_tokenizer
+from uag import loading
 from uag.drafting import check_draft
 from uag.drafting.models import llama_cpp
-from uag.errors import LoadingError, OptionError, UnsupportedError
+from uag.errors import LoadingError, OptionError, TokenizerError, UnsupportedError
 from uag.gguf import GgufDraft
 
 
@@ -106,3 +108,23 @@ def test_copies_share_the_file_and_the_tokenizer(tmp_path: Path) -> None:
         assert other == draft
         assert other.contents is draft.contents
         assert other.tokenizer is draft.tokenizer
+
+
+def test_a_tokenizer_that_transformers_does_not_convert_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
+    file = writer(tmp_path / "t.gguf", "lfm2")
+    file.add_tokenizer_model("unheard-of")
+    finish(file)
+    with pytest.raises(TokenizerError, match=r"cannot read the tokenizer in the GGUF file .* Pass the model's own"):
+        _ = GgufDraft(tmp_path / "t.gguf").tokenizer
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
+def test_a_llama_cpp_whose_libraries_are_missing_is_not_asked_for(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text(f"raise {error.__name__}('libcudart.so.12 is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    monkeypatch.setattr(loading, "_device", lambda _: torch.device("cuda"))
+    assert loading.load_draft("draft.gguf") == GgufDraft("draft.gguf", gpu_layers=0)

@@ -69,6 +69,8 @@ def test_the_reason_names_what_is_missing(
     loaded, level, name, why = library.load(tmp_path)
     assert (loaded, level, name) == (None, 0, "")
     assert why.startswith(reason)
+    monkeypatch.setenv("UAG_KERNELS", "off")
+    assert library.load(tmp_path) == (None, 0, "", "UAG_KERNELS is off")
 
 
 @pytest.mark.skipif(not kernel.LEVEL, reason="the kernels were not compiled here")

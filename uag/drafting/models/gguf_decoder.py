@@ -51,8 +51,8 @@ class GgufDecoderPasses(Passes):
 
 def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
     """Return the decoder of a file in a form of weights, or why it has none, phrased to follow "the file"."""
-    if draft.unknown:
-        return draft.unknown
+    if why := draft.unknown:
+        return why
     if form == "model":
         return KEEPS_ITS_WEIGHTS
     if why := OwnKernels(nn.Linear(1, 1)).why_none:

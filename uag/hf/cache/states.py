@@ -60,28 +60,27 @@ class States:
             current.update(copied)
 
 
-MAX_COPIES = 16  # copies of states per row; with more, fewer tokens run again after a rollback
+MAX_COPIES = 16  # copies of states per row, 3 or more; with more, fewer tokens run again after a rollback
 
 Copy = TypeVar("Copy")
 
 
 class Copies(Generic[Copy]):
-    """At most `max_copies` (3 or more) copies of a row's states, by length. The older the copies, the wider apart."""
+    """At most `MAX_COPIES` copies of a row's states, by length. The older the copies, the wider apart."""
 
-    def __init__(self, max_copies: int = MAX_COPIES) -> None:
+    def __init__(self) -> None:
         self.by_length: dict[int, Copy] = {}
-        self._max_copies = max_copies
 
     def nearest(self, length: int) -> int:
         """Return the largest copied length up to `length`; 0 if there is none, since an empty cache has no states."""
         return max(known for known in (0, *self.by_length) if known <= length)
 
-    def drop(self, first: int) -> list[Copy]:
-        """Drop the copies of `first` tokens and more, and return them."""
-        return [self.by_length.pop(known) for known in list(self.by_length) if known >= first]
+    def drop(self, first: int) -> None:
+        """Drop the copies of `first` tokens and more."""
+        self.by_length = {known: copy for known, copy in self.by_length.items() if known < first}
 
-    def thin_out(self) -> list[Copy]:
-        """Drop every second copy of the older half if there is no space for another one, and return them."""
-        is_full = len(self.by_length) == self._max_copies
-        older = list(self.by_length)[1 : -(self._max_copies // 2) : 2] if is_full else []
-        return [self.by_length.pop(known) for known in older]
+    def thin_out(self) -> None:
+        """Drop every second copy of the older half if there is no space for another one."""
+        if len(self.by_length) == MAX_COPIES:
+            for known in list(self.by_length)[1 : -(MAX_COPIES // 2) : 2]:
+                del self.by_length[known]
