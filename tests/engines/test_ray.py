@@ -13,7 +13,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="needs Ray Data: pip install 'ray[data]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
-from ray.data import ActorPoolStrategy, DataContext, read_json, read_parquet  # noqa: E402
+from ray.data import ActorPoolStrategy, DataContext, from_items, read_json, read_parquet  # noqa: E402
 from ray.data.checkpoint import CheckpointConfig  # noqa: E402
 
 import uag.ray  # noqa: E402
@@ -121,3 +121,21 @@ def test_a_run_that_stopped_is_resumed(tmp_path: Path, expected: dict[str, list[
     generate(tmp_path, Counting)
     check(tmp_path, expected)
     assert len((tmp_path / "generated-again").read_text().splitlines()) == NUM_ROWS - num_written
+
+
+@pytest.mark.parametrize("batch_format", ["default", pytest.param("pyarrow", marks=pytest.mark.slow)])
+def test_columns_are_kept_and_rows_that_fail_have_the_reason(expected: dict[str, list[int]], batch_format: str) -> None:
+    inputs = [*rows(6), {"id": "long", "prompt": "x = 1\n" * 5000}, {"id": "none", "prompt": None}]
+    inputs = [row | {"vector": [1.0, 2.0], "number": index} for index, row in enumerate(inputs)]
+    dataset = from_items(inputs).map_batches(
+        uag.ray.BatchGenerator,
+        fn_constructor_kwargs=PAIR,
+        batch_size=4,
+        batch_format=batch_format,
+        compute=ActorPoolStrategy(size=1),
+    )
+    found = {row["id"]: row for row in dataset.take_all()}
+    assert "positions of the target" in found["long"]["generation_error"]
+    assert found["none"]["generation_error"].startswith("TypeError")
+    assert all(list(found[row["id"]]["generated_ids"]) == expected[row["id"]] for row in rows(6))
+    assert all(list(found[row["id"]]["vector"]) == row["vector"] for row in inputs)

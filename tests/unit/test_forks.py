@@ -114,3 +114,17 @@ def test_every_lock_is_made_in_one_place() -> None:
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         used |= {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}
         assert str(path) == "forks.py" or not used & made, path
+
+
+@needs_fork
+@pytest.mark.parametrize("make", [forks.turn, threading.RLock])
+def test_a_lock_that_another_thread_holds_is_free_in_the_child(make: Callable[[], Any]) -> None:
+    lock = make()
+
+    def hold(wait: Callable[[], None]) -> None:
+        with lock:
+            wait()
+
+    with elsewhere(hold):
+        is_free = forked(lambda: lock.acquire(timeout=1))
+    assert is_free == (make is forks.turn)

@@ -128,3 +128,31 @@ def test_limits_of_other_types(name: str, limit: Any, num_rows: int, options: di
         return
     assistant = oracle(target, None, expected, given["input_ids"].shape[1])
     assert compare(target, given | {name: limit}, assistant).num_accepted_tokens > 0
+
+
+class EndsRows(StoppingCriteria):
+    """Ends rows one by one: the first at its third id, the next at its sixth, and all others at `last`."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.calls: list[list[list[int]]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.calls.append(input_ids.tolist())
+        num_steps = len(self.calls)
+        ends = [3, 6, self.last][: input_ids.shape[0]]
+        return torch.tensor([num_steps >= end for end in ends])
+
+
+@covering("last, eos, options", (7, 11, 14, NEW + 1), (False, True), (GREEDY, SAMPLED))
+def test_a_criterion_that_ends_rows_that_are_ahead(last: int, eos: bool, options: dict[str, Any]) -> None:
+    target = pair(eos=eos)[0]
+    given = left_padded(PROMPTS) | options
+    whole = seeded(5, target.generate, **given)
+    assistant = oracle(target, pair()[1], whole, given["input_ids"].shape[1])
+    stats = compare(target, given | {"stopping_criteria": [EndsRows(last)]}, assistant, seed=5)
+    assert 0 < stats.num_accepted_tokens <= stats.num_candidate_tokens
+    for row, sources, end in zip(stats.rows, stats.sources, [3, 6, min(last, NEW)], strict=True):
+        assert row.num_output_tokens == len(sources) <= end
+        assert row.num_accepted_tokens == num_drafted(sources)
+    assert stats.num_accepted_tokens == sum(stats.accepted_by_source.values())

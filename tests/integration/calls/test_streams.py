@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, StoppingCriteria
 
 import uag
 from tests.support.callers import Puts, Watches, raises_at
@@ -103,3 +103,18 @@ def test_a_release_whose_generate_hides_the_streamer_is_refused(monkeypatch: pyt
     monkeypatch.setattr(GenerationMixin, "generate", generate)
     with pytest.raises(CompatibilityError, match="lacks its parameter streamer="):
         uag.Assistant(None)
+
+
+def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
+    target, tokenizer, draft, _ = pair("gpt2")
+    inner, outer = uag.Assistant(None, None, tokenizer), Puts()
+
+    class Generates(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            draft.generate(**batch(tokenizer), **GREEDY, custom_generate=inner)
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    given = batch(tokenizer) | GREEDY | {"max_new_tokens": 2}
+    target.generate(**given, streamer=outer, stopping_criteria=[Generates()])
+    assert len(outer.puts) == 3  # the prompt and two tokens
+    assert outer.num_ends == 1

@@ -414,3 +414,11 @@ def test_memory_after_many_requests(server: Running) -> None:
         if place == 50:
             before = process.memory_info().rss
     assert process.memory_info().rss - before < 20_000_000
+
+
+def test_empty_fields_are_none(server: Running) -> None:
+    """As in OpenAI's API, whose clients send them."""
+    assert server.complete(stop=[], logit_bias={}).choices[0].text == server.plain()
+    create = server.client.chat.completions.create
+    answer = create(model=server.name, messages=CHAT, max_tokens=NEW, stop=[], logit_bias={})
+    assert answer.choices[0].message.content == server.plain(CHAT[0]["content"] + "\n")

@@ -1,6 +1,7 @@
 """The draft model is not changed, and may have a different dtype, context or head."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
+from tests.support.forked import elsewhere
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tiny_classes import tiny_config
@@ -144,3 +146,32 @@ def test_a_draft_that_keeps_tensors_of_its_passes_can_be_trained_afterwards() ->
     ids = torch.arange(5, 5 + draft.width)[None]
     draft(input_ids=ids, labels=ids).logits.sum().backward()
     assert draft.lm_head.weight.grad is not None
+
+
+def test_a_draft_in_training_mode_serves_two_threads() -> None:
+    """One thread's pass ends while the other one's has begun: its dropout draws nothing."""
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    draft = copy.deepcopy(draft).train()
+    own, given, found = draft.transformer.wpe.forward, left_padded(PROMPTS[:1]) | GREEDY, []
+
+    def call() -> uag.Stats:
+        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, draft_weights="model")
+        assistant.generate(target, **given)
+        return assistant.stats
+
+    def held(wait: Callable[[], None]) -> None:
+        def forward(*args: Any) -> Any:
+            draft.transformer.wpe.forward = own
+            wait()
+            return own(*args)
+
+        draft.transformer.wpe.forward = forward
+        found.append(call())
+
+    call()  # with the draft's trials
+    state = torch.get_rng_state()
+    with elsewhere(held):
+        found.append(call())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found[0].num_accepted_tokens == found[1].num_accepted_tokens > 0
+    assert all(module.training for module in draft.modules())

@@ -122,3 +122,13 @@ def test_the_copy_is_shared_and_freed_with_the_target() -> None:
     del target
     gc.collect()
     assert found() is None
+
+
+def test_changed_weights_are_copied_again() -> None:
+    target, tokenizer = tiny_target("llama")
+    assistant, given = copying(tokenizer, draft_weights="int8"), batch(tokenizer, 1) | GREEDY
+    compare(target, given, assistant)
+    with torch.no_grad():
+        target.lm_head.weight.copy_(target.lm_head.weight.flip(0))
+    stats = compare(target, given, assistant)
+    assert stats.num_accepted_tokens > 0.5 * stats.num_candidate_tokens

@@ -169,3 +169,34 @@ def test_installed_option_holds_until_it_is_uninstalled() -> None:
         assert not uag.last_stats(target).is_draft_independent
     finally:
         uag.uninstall()
+
+
+@needs_kernels
+@covering("num_rows, value", (1, 3), (float("nan"), float("inf"), 1e38), strength=1)
+def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: float, num_rows: int) -> None:
+    target, tokenizer = tiny_target("llama")
+    head = target.lm_head.weight.detach().clone()
+    inputs = left_padded(ROWS[:num_rows])
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    assistant = uag.Assistant(None, None, tokenizer)
+    written = set(run(assistant, target, inputs, **options)[0].sequences.unique().tolist())
+    bad = next(i for i in range(1, 99) if i not in written)
+    size = head.shape[0]
+    with torch.no_grad():
+        target.model.embed_tokens.weight = torch.nn.Parameter(head.clone())
+        target.lm_head.weight = torch.nn.Parameter(head)
+        target.model.embed_tokens.weight[bad] = value
+        if num_rows == 1:
+            target.model.embed_tokens.weight[0] = value  # of padding, which rows of a prompt have too
+    reference, state = run(assistant, target, inputs, **options)
+    assert not any(step.isnan().any() for step in reference.logits)
+    known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    drafter = SharedDrafter([[*row[:6], bad, *row[7:]] for row in known], size, 1.0)
+    assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7)
+    output, new_state = run(assisted, target, inputs, **options)
+    assert assisted.stats.num_accepted_tokens > 0
+    assert all(map(torch.equal, output.logits, reference.logits))
+    assert torch.equal(output.sequences, reference.sequences)
+    assert torch.equal(new_state, state)
+    is_repeated = any("NaN" in reason for reason in assisted.stats.fallbacks)
+    assert not is_repeated  # the kernels do not read masked keys

@@ -98,3 +98,36 @@ def test_gaps_are_closed_once_there_are_many() -> None:
     assert max(sizes) <= 18
     assert sum(later < earlier for earlier, later in pairwise(sizes)) > 1
     check(book, texts)
+
+
+@torch.no_grad()
+def test_wiping_zeroes_only_the_slots_without_a_token() -> None:
+    book = Book(dynamic_cache, 2)
+    texts: list[list[float]] = [[], []]
+    append(book, texts, [3, 5], torch.nan)
+    append(book, texts, [2, 1], 7.0)
+    for row, length in ((0, 0), (1, 2)):
+        assert book.cut(row, length) == length
+        del texts[row][length:]
+    append(book, texts, [2, 1], 7.0)
+    layer, is_used = book.cache.layers[0], torch.from_numpy(book.mask()).bool()
+    kept = [tensor.clone() for tensor in (layer.keys, layer.values)]
+    book.wipe()
+    for tensor, before in zip((layer.keys, layer.values), kept, strict=True):
+        of_slots, before = tensor.transpose(1, 2), before.transpose(1, 2)
+        assert (of_slots[~is_used] == 0).all()
+        assert torch.equal(of_slots[is_used].nan_to_num(), before[is_used].nan_to_num())
+        assert (before[~is_used] != 0).any()
+
+
+@torch.no_grad()
+def test_a_row_that_is_left_alone_has_no_gaps() -> None:
+    """A pass over one row has no mask."""
+    book = Book(dynamic_cache, 2)
+    texts: list[list[float]] = [[], []]
+    append(book, texts, [3, 5], 0.0)
+    append(book, texts, [2, 1], 100.0)
+    book.take([1])
+    book.tidy()
+    check(book, texts[1:])
+    assert book.slots == [list(range(6))]

@@ -164,3 +164,20 @@ def test_an_answer_is_there_while_another_model_is_tried() -> None:
         return ", ".join(answers)  # those given before the trial ends
 
     assert once(Stateful(), "b", trial, describe) == "yes"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("too large"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_trial_that_runs_out_of_memory_runs_again(error: Exception) -> None:
+    def run() -> str:
+        raise error
+
+    model = Stateful()
+    assert once(model, "a", run, describe) == f"failed ({type(error).__name__}: {error})"
+    assert once(model, "a", lambda: "another run", describe) == "another run"

@@ -1,5 +1,7 @@
 """The sampling noise equals plain sampling's draws."""
 
+import threading
+
 import pytest
 import torch
 
@@ -91,3 +93,45 @@ def test_the_tape_keeps_at_most_the_given_size(monkeypatch: pytest.MonkeyPatch) 
     for step in range(100):
         tape.at(step)
     assert len(tape._drawn) == 10
+
+
+def test_tapes_of_two_threads_draw_different_numbers_from_one_generator() -> None:
+    tape, noise = new_tape(), []
+
+    def other() -> None:
+        own = NoiseTape(2, 9, CPU, tape.generator)
+        noise.append(own.at(0))
+        own.finish(1)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    nested = NoiseTape(2, 9, CPU, tape.generator)  # of a call inside a callback of the first
+    assert not torch.isin(noise[0], tape.at(0)).any()
+    assert not torch.equal(nested.at(0), noise[0])
+    nested.finish(1)
+    tape.finish(1)
+    assert torch.equal(NoiseTape(2, 9, CPU, tape.generator)._own.get_state(), tape.generator.get_state())
+
+
+def test_draws_by_other_code_void_what_was_drawn_ahead() -> None:
+    tape, plain = new_tape(), torch.Generator().manual_seed(3)
+    tape.at(6)
+    with tape.exposed(2):
+        torch.rand(5, generator=tape.generator)
+    for step in range(3):
+        if step == 2:
+            torch.rand(5, generator=plain)
+        expected = torch.empty(2, 9).exponential_(generator=plain)
+    assert torch.equal(tape.at(2), expected)
+    tape.finish(3)
+    assert torch.equal(tape.generator.get_state(), plain.get_state())
+
+
+def test_scores_of_another_type_change_the_draws_from_there_on() -> None:
+    tape, plain = new_tape(), torch.Generator().manual_seed(3)
+    tape.at(4)
+    tape.fit(1, 9, torch.float64)
+    torch.empty(2, 9).exponential_(generator=plain)
+    expected = torch.empty(2, 9, dtype=torch.float64).exponential_(generator=plain)
+    assert torch.equal(tape.at(1), expected)

@@ -9,7 +9,7 @@ from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting.models.cross_row import CrossRow
 from uag.drafting.models.rows import SharedRow
-from uag.projection import Projection, Scoring, TokenizerPair
+from uag.projection import Node, Projection, Scoring, TokenizerPair, link
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -86,3 +86,29 @@ def test_a_pass_that_overflowed_proposes_nothing(is_shared: bool, is_noisy: bool
     with pytest.raises(StopIteration) as ended:
         search.send(None)
     assert ended.value.value is None
+
+
+def test_output_before_the_first_pass_follows_the_prompt() -> None:
+    row = row_of("The quick", is_fed=False)
+    row.accept(0, target_ids(" brown fox"))
+    row.accept(0, target_ids(" jumps"))
+    assert bytes(row.text) == b"The quick brown fox jumps"
+    assert queued(row) == draft_ids("The quick")
+
+
+def test_pending_text_counts_as_work_to_come() -> None:
+    row = row_of("The quick")
+    row.accept(0, target_ids(" brown fox jumps over the lazy dog"))
+    assert row.num_to_feed() >= len(draft_ids(" brown fox jumps over the lazy dog"))
+
+
+def test_a_shared_row_takes_its_own_ids_back() -> None:
+    row = SharedRow([1, 2, 3], ())
+    row.path += link([Node(None, i, b"", 0) for i in (1, 2, 3)])
+    for candidate in (4, 5, 6):
+        row.commit(candidate)
+    row.path += link([Node(None, i, b"", 0) for i in (4, 5)], row.path[-1])
+    row.accept(1, [4, 9])
+    assert row.ids == [1, 2, 3, 4, 9]
+    assert [node.draft_id for node in row.path] == [1, 2, 3, 4]
+    assert row.num_to_feed() == 1
