@@ -9,6 +9,7 @@ from transformers import TopKLogitsWarper
 
 from tests.fuzz.rounding import MARGIN, is_rounding, sampling_noise
 from tests.support.calls import left_padded
+from tests.support.differences import differences
 from tests.support.stubs import StubTarget
 from uag.bench.equality import Difference
 from uag.hf.cache.caches import CACHE
@@ -72,3 +73,19 @@ def test_sampling_noise_is_what_multinomial_adds() -> None:
             noise = sampling_noise(11, step, num_rows, row, vocabulary_size, torch.device("cpu"))
             assert int((logits[step, row] + noise).argmax()) == int(drawn[step][row])
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([3.0, -torch.inf, 1.0001], True),
+        ([-torch.inf, 1.0, 1.0001], False),
+        ([3.0, -torch.inf, 1.1], False),
+        ([3.0, torch.nan, -torch.inf], False),
+    ],
+    ids=["near tie", "the best token", "no tie", "not a number"],
+)
+def test_another_token_may_pass_a_filter_in_a_near_tie(scores: list[float], expected: bool) -> None:
+    one = {"scores": (torch.tensor([[3.0, 1.0, -torch.inf]]),)}
+    found = list(differences(one, {"scores": (torch.tensor([scores]),)}, None, 1e-3))
+    assert (not found) == expected
