@@ -57,9 +57,9 @@ def _as_data(value: Any) -> Any:
 def _without_near_ties(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Exclude tokens that pass a filter by rounding: in one tensor only, with a score as low as the lowest there."""
     is_elsewhere = one.isneginf() & other.isfinite() | one.isfinite() & other.isneginf()
+    lowest = [scores.where(scores.isfinite(), torch.inf).amin(-1, keepdim=True) for scores in (one, other)]
     for scores in (one, other):
-        lowest = scores.where(scores.isfinite(), torch.inf).amin(-1, keepdim=True)
-        is_elsewhere &= ~scores.isfinite() | (scores <= lowest + tolerance)
+        is_elsewhere &= ~scores.isfinite() | (scores <= torch.minimum(*lowest) + tolerance)
     return one.masked_fill(is_elsewhere, -torch.inf), other.masked_fill(is_elsewhere, -torch.inf)
 
 
