@@ -207,14 +207,6 @@ def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
             layer.keys, layer.values = taken(layer.keys, index), taken(layer.values, index)
 
 
-def select_rows(cache: Any, rows: Sequence[int]) -> None:
-    """Keep only `rows`, in this order."""
-    index = torch.tensor(list(rows), dtype=torch.long)
-    for layer in self_attention_layers(cache):
-        chosen = index.to(layer.keys.device)
-        layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
-
-
 def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
     """Shift each row's slots to the right: the last ones are dropped, and the first ones are undefined."""
     layers = self_attention_layers(cache)
