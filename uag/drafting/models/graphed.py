@@ -74,10 +74,6 @@ class StaticPasses(GraphedModel):
             self.renew(kind)
         return bool(kind)
 
-    def end(self) -> None:
-        """Free the cache and the graphs, since the next call's passes do not run here."""
-        self.renew(())
-
     def renew(self, kind: tuple[Any, ...], cache: Any = None) -> None:
         if self._reported:
             self._counts.fall_backs.remove(self._reported)
