@@ -179,10 +179,7 @@ class Target:
         if self.limits.fixed_width is not None:
             passes.limit_positions(kwargs, width, self.limits.last_position)
         inputs = self.model.prepare_inputs_for_generation(
-            ids,
-            next_sequence_length=self._num_reread + num_new + 1,
-            is_first_iteration=False,
-            **kwargs,
+            ids, next_sequence_length=self.last_width, is_first_iteration=False, **kwargs
         )
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
 
