@@ -73,13 +73,7 @@ class RequestDrafter:
     """
 
     def __init__(
-        self,
-        model: Any,
-        pair: TokenizerPair,
-        *,
-        vocab_size: int,
-        min_confidence: float | None,
-        max_cached_tokens: int,
+        self, model: Any, pair: TokenizerPair, *, vocab_size: int, min_confidence: float | None, max_cached_tokens: int
     ) -> None:
         self.model = open_for_requests(model, len(pair.maps.draft_bytes))
         self.stats = ServingStats()
