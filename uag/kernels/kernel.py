@@ -156,7 +156,7 @@ def attention(
     value: torch.Tensor,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Return what queries select from values, [batch, rows, heads, value_size].
@@ -169,7 +169,7 @@ def attention(
         value: [batch, kv_heads, keys, value_size], likewise.
         mask: boolean, False for masked keys, or what to add to the scores, for [batch, heads, rows, keys].
         scale: what scores are multiplied by; None for 1 / sqrt(size).
-        softcap: bounds the scores before the mask is added; 0 for no bound.
+        softcap: bounds the scores before the mask is added; 0 or None for no bound.
         sinks: [heads], one more score for each head, whose value is zero.
     """
     if not (query.dim() == key.dim() == value.dim() == 4 and query.dtype is key.dtype is value.dtype):
