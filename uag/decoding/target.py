@@ -22,7 +22,6 @@ _log = logging.getLogger("uag")
 
 _MAX_REREAD = 16  # accepted tokens that a verifying pass recomputes after a restored state; more get their own pass
 
-
 _ROUTER = "output_router_logits"
 
 

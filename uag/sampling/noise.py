@@ -22,7 +22,6 @@ from uag import forks
 from uag.hf.devices import default_generator
 
 _MAX_KEPT_BYTES = 1 << 28  # noise kept for rows that lag behind; older draws are repeated when needed
-
 _MIN_KEPT_STEPS = 8  # steps to keep, at least, so that blocks repeat no draws
 
 _holders: "weakref.WeakValueDictionary[torch.Generator, NoiseTape]" = weakref.WeakValueDictionary()

@@ -18,7 +18,6 @@ from uag.lookahead import clock
 
 _WITH_4D_MASKS = ("sdpa", "eager")  # transformers' own attention implementations that accept a 4D mask
 _WIDEST = 4  # tokens per row of the widest pass that is recorded or compiled; wider ones are rare
-
 _SMALLEST = 1024  # initial cache slots, doubled as needed: 24 MB per row for 135 million weights in bfloat16
 
 

@@ -14,7 +14,6 @@ from uag.hf.cache.static import is_static
 from uag.hf.inspection import per_call
 
 _DUMMY = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # not in older releases
-
 WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer  # layers of a dynamic cache that keep nothing but keys and values
 
 _RAGGED: tuple[type, ...] = (*WITH_KEYS, *_DUMMY)
