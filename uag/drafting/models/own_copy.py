@@ -82,7 +82,6 @@ class CopyDrafter(ModelDrafter):
         self._maker = RowMaker(target, None)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return as many proposals as are expected to pay."""
         rows = [row for row in self._rows if isinstance(row, SharedRow)]
         if ask.verified is None or not any(ask.limits) or self.model.failure:
             return [[] for _ in rows]
