@@ -25,8 +25,8 @@ from uag.kernels.decoder import Decoder
 _thread = threading.local()
 
 FEW_ROWS = 32
-"""Most rows of a pass whose width does not matter to its caller, such as a draft's. Increase to use the kernels for
-wider passes; decrease to leave more of them to PyTorch, whose products reach a higher peak."""
+"""Most rows of a pass whose width does not matter to its caller, such as a draft's. With more rows, PyTorch's products
+reach a higher peak."""
 
 _lock = forks.lock()
 
