@@ -27,7 +27,8 @@ class _State(threading.local):
     most_rows = 0  # the most rows for which this thread's passes use the kernels; 0 outside of them
     reads_prompt = False
     """Whether this thread's passes also use the kernels for the products of a prompt, however many rows they have."""
-    replaces_functions = False  # whether `Functions` is active
+    replaces_functions = False
+    """Whether `Functions` is active."""
     passed_on: Counter[str] | None = None
     """What this thread's passes left to PyTorch although a kernel exists, by name; None if nobody asks."""
 
