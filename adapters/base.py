@@ -13,7 +13,6 @@ from uag.adapters.control import ControlRoles, find_controls
 
 _SAMPLE = "The quick brown fox can't jump 12345 times.  \t\n x(y[i]) naïve Ünïcödé 日本語 текст 😀"
 _NUM_SAMPLED = 2_000  # tokens of the vocabulary in the sample text of a fingerprint
-
 TEXT_BYTES = sorted(frozenset(range(0xF5)) - {0xC0, 0xC1})  # those of valid UTF-8
 UTF8 = ("utf-8", "surrogateescape")  # decodes bytes of broken characters to lone surrogates, and encodes them back
 

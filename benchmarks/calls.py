@@ -39,7 +39,7 @@ class Calls:
         self._pair, self._memory = pair, memory
         self._lookup = PromptLookup() if looks_up else None
         self._lookahead = Lookahead()
-        self._session = Session(None, self._lookahead, memory, looks_up=looks_up)
+        self._session = Session(None, uag.Options(prompt_lookup=looks_up), memory)
 
     def replay(self, texts: Sequence[Text], predictions: Sequence[str] = ()) -> common.Row:
         """Replay a call for each text, with a prediction if there are any, and return figures over all calls."""

@@ -107,19 +107,13 @@ class Assistant:
     def _new_session(self) -> Session:
         options = self.options
         source: Pairing | CopyPairing | Drafter | None = self._drafter
-        if self.draft is not None:
-            weights, is_compiled = options.draft_weights, options.compile_draft
-            tokenizers = self.tokenizer, self.draft_tokenizer
-            if isinstance(self.draft, str) and self.draft == COPY:
-                source = CopyPairing(weights or "int4")
-            else:
-                weights = weights or "int8"
-                with switched(options.own_kernels):  # they run a GGUF file, or llama.cpp does
-                    source = Pairing(self.draft, *tokenizers, compile_draft=is_compiled, draft_weights=weights)
-        looks_up = options.prompt_lookup and options.num_candidate_tokens is None and self._drafter is None
-        lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)
-        is_rejection = options.sampling == "rejection"
-        return Session(source, lookahead, self.memory, looks_up=looks_up, is_rejection=is_rejection)
+        if isinstance(self.draft, str) and self.draft == COPY:
+            source = CopyPairing(options.draft_weights or "int4")
+        elif self.draft is not None:
+            tokenizers, weights = (self.tokenizer, self.draft_tokenizer), options.draft_weights or "int8"
+            with switched(options.own_kernels):  # they run a GGUF file, or llama.cpp does
+                source = Pairing(self.draft, *tokenizers, compile_draft=options.compile_draft, draft_weights=weights)
+        return Session(source, options, self.memory)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:

@@ -26,8 +26,8 @@ BELOW = {
     "kernels": "hf forks",
     "projection": "adapters errors proposal",
     "sampling": "hf proposal forks",
-    "drafting": "adapters errors gguf hf lookahead kernels projection proposal sampling forks",
     "options": "errors",
+    "drafting": "adapters errors gguf hf lookahead kernels options projection proposal sampling forks",
     "decoding": "drafting errors hf lookahead options kernels projection proposal sampling stats",
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
     "generate_hook": "errors hf forks",
@@ -49,7 +49,7 @@ FILES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(
 READ_IF_PRESENT = {
     *("_device_mesh", "_is_user_defined", "_compiled_call_impl", "_dynamo", "_torchdynamo_orig_callable"),
     *("_forward_hooks", "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks"),
-    *("_backward_hooks", "_backward_pre_hooks", "_call_impl", "_buffers", "_modules", "_C", "_orig_mod"),
+    *("_backward_hooks", "_backward_pre_hooks", "_call_impl", "_buffers", "_parameters", "_modules", "_C", "_orig_mod"),
     *("_len_torch_function_stack", "_get_function_stack_at", "_get_current_dispatch_mode_stack", "_hf_hook"),
     *("_eos_token_tensor", "_pad_token_tensor", "_prefix_allowed_tokens_fn"),
     *("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"),

@@ -53,13 +53,8 @@ def generate(
     from uag.loading import load_pair
 
     pair = load_pair(target, draft, dtype=dtype, device=device)
-    assistant = Assistant(
-        pair.draft,
-        pair.draft_tokenizer,
-        pair.target_tokenizer,
-        compile_draft=compile_draft,
-        draft_independent=draft_independent,
-    )
+    own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
+    assistant = Assistant(*own, compile_draft=compile_draft, draft_independent=draft_independent)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if text is None:
         return _chat(pair, assistant, **options)

@@ -82,11 +82,9 @@ def _with_forced_tokens(call: Call, drafter: Drafter | None) -> tuple[Call, Draf
     if drafter is None or call.stopping.others:  # unknown criteria may share state with a constraint
         return call, drafter
     processors, forced = ForcedTokens.of(call.logits_processor, call.input_ids)
-    return (
-        (call, drafter)
-        if forced is None
-        else (replace(call, logits_processor=processors), FreeFirst(drafter, [forced]))
-    )
+    if forced is None:
+        return call, drafter
+    return replace(call, logits_processor=processors), FreeFirst(drafter, [forced])
 
 
 def _note_dependence(call: Call, dependence: str, stats: Stats) -> None:

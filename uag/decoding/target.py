@@ -22,7 +22,6 @@ _log = logging.getLogger("uag")
 
 _MAX_REREAD = 16  # accepted tokens that a verifying pass recomputes after a restored state; more get their own pass
 
-
 _ROUTER = "output_router_logits"
 
 
@@ -179,10 +178,7 @@ class Target:
         if self.limits.fixed_width is not None:
             passes.limit_positions(kwargs, width, self.limits.last_position)
         inputs = self.model.prepare_inputs_for_generation(
-            ids,
-            next_sequence_length=self._num_reread + num_new + 1,
-            is_first_iteration=False,
-            **kwargs,
+            ids, next_sequence_length=self.last_width, is_first_iteration=False, **kwargs
         )
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
 

@@ -235,66 +235,42 @@ def _run(
         mask[1:, :_NUM_PADS] = 0
     found, seen = [], []
     with kernels.in_place(), kernels.running():  # of the prompt, too, so that a padded one is computed as it is alone
-        cache = None
-        if way.num_slots:
-            cache = static.static_cache(call.model, way.num_slots)
-        elif _is_static(call):
-            cache = StaticCache(config=call.model.config.get_text_config(decoder=True), max_cache_len=_NUM_SLOTS)
-        config = copy.copy(call.generation_config)
-        config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
-        config.prefill_chunk_size = None  # which would make a block of a part of the prompt
-        synthetic = SyntheticPasses(replace(call, generation_config=config), prompt, kernels, cache, mask)
-        if synthetic.rereads() and len(widths) > 1:
+        target, rows = _read(call, way, prompt, mask)
+        if caches.has_recurrent_states(target.cache) and len(widths) > 1:
             widths = (*widths, 1)  # the last pass so far reads the first tokens of rejected blocks again
         for start, width in enumerate(widths):
-            block = ids[_PROMPT_LENGTH + start :][: min(width, 1 + synthetic.budget())]
+            most = 1 + target.limits.budget(rows.length(0) + 1)
+            first, *others = ids[_PROMPT_LENGTH + start :][: min(width, most)]
+            for row, progress in enumerate(rows.all):
+                progress.outputs.append(first)
+                rows.buffer[row, rows.length(row) - 1] = first
             is_watched = bool(kernels) and width in (widths[0], widths[-1])
             with watching() if is_watched else nullcontext(Seen()) as of_pass:
-                found.append(synthetic.verify([block] * num_rows))
+                candidates = Candidates(range(num_rows), [[Proposal(i, 1.0) for i in others]] * num_rows)
+                found.append(target.verify(rows, candidates))
+                target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_prefill=False))
             seen.append(of_pass)
     return found, seen[0], seen[-1]
 
 
-class SyntheticPasses:
-    """Passes over synthetic ids, as a call runs them; the call is not changed.
-
-    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache, with a mask of the same shape.
-    """
-
-    def __init__(
-        self, call: Call, prompt: torch.Tensor, kernels: OwnKernels, cache: Any = None, mask: torch.Tensor | None = None
-    ) -> None:
-        mask = torch.ones_like(prompt) if mask is None else mask
-        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, mask, cache)
-        trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
-        self._target, self._rows = Target(trial, Stats(), Limits(trial, ()), kernels), Rows(trial)
-        self._target.read(self._rows)
-        self._keep(self._candidates([[]] * len(prompt)), is_prefill=True)
-
-    def budget(self) -> int:
-        """Return how many candidates may follow the next block's first token."""
-        return self._target.limits.budget(self._rows.length(0) + 1)
-
-    def rereads(self) -> bool:
-        """Return whether a pass starts with the tokens that were accepted since the state was last copied."""
-        return caches.has_recurrent_states(self._target.cache)
-
-    def verify(self, blocks: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the logits [num_rows, width, vocab_size] of a block for each row, and keep the block's first token."""
-        for row, (progress, block) in enumerate(zip(self._rows.all, blocks, strict=True)):
-            progress.outputs.append(block[0])
-            self._rows.buffer[row, self._rows.length(row) - 1] = block[0]
-        candidates = self._candidates([block[1:] for block in blocks])
-        logits = self._target.verify(self._rows, candidates)
-        self._keep(candidates, is_prefill=False)
-        return logits
-
-    def _candidates(self, by_row: Sequence[Sequence[int]]) -> Candidates:
-        return Candidates(range(len(by_row)), [[Proposal(i, 1.0) for i in ids] for ids in by_row])
-
-    def _keep(self, candidates: Candidates, *, is_prefill: bool) -> None:
-        num_rows = len(candidates.rows)
-        self._target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_prefill))
+def _read(call: Call, way: Way, prompt: torch.Tensor, mask: torch.Tensor) -> tuple[Target, Rows]:
+    """Read a prompt [num_rows, prompt_length] int64 into an empty cache, as a call does; the call is not changed."""
+    cache = None
+    if way.num_slots:
+        cache = static.static_cache(call.model, way.num_slots)
+    elif _is_static(call):
+        cache = StaticCache(config=call.model.config.get_text_config(decoder=True), max_cache_len=_NUM_SLOTS)
+    config, kwargs, criteria = copy.copy(call.generation_config), _kwargs(call, mask, cache), StoppingCriteriaList()
+    config.disable_compile = True  # the trial's shapes are not those of the call's own graphs
+    config.prefill_chunk_size = None  # which would make a block of a part of the prompt
+    trial = replace(
+        call, input_ids=prompt, stopping_criteria=criteria, generation_config=config, model_kwargs=kwargs, streamer=None
+    )
+    target, rows = Target(trial, Stats(), Limits(trial, ()), way.kernels), Rows(trial)
+    target.read(rows)
+    nothing = Candidates(range(len(prompt)), [[]] * len(prompt))
+    target.keep(Outcome(nothing, [1] * len(prompt), [0] * len(prompt), is_prefill=True))
+    return target, rows
 
 
 def _kwargs(call: Call, mask: torch.Tensor, cache: Any) -> dict[str, Any]:

@@ -20,11 +20,8 @@ from uag.hf.devices import graphs_of
 from uag.kernels import Decoder, decoder_of
 
 WIDTH = 8  # tokens per row of every pass after the prompt, which all cost as much as this many tokens
-
 _SLOTS_STEP = 512  # the cache has a multiple of this many slots: rounding may depend on the length
-
 _MOST_SLOTS = 1 << 16  # slots of the longest cache for a target with fewer positions
-
 _SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")  # attention that does not choose a kernel by the length of a cache
 
 

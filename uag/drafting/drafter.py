@@ -86,11 +86,9 @@ class Ask:
             ) from error
 
     def _cut(self, line: Sequence[Proposal], budget: int, limit: int) -> list[Proposal]:
-        kept = list(line[: budget if line and line[0].is_free else limit])
+        kept = line[: budget if line and line[0].is_free else limit]
         # A drafter may propose NumPy's integers, or tensors.
-        kept = [
-            each if type(each.target_id) is int else replace(each, target_id=index(each.target_id)) for each in kept
-        ]
+        kept = [one if type(one.target_id) is int else replace(one, target_id=index(one.target_id)) for one in kept]
         if not all(0.0 <= each.confidence <= 1.0 for each in kept):
             raise ValueError("a confidence is not between 0 and 1")
         beyond = next((i for i, each in enumerate(kept) if not 0 <= each.target_id < self.vocab_size), len(kept))

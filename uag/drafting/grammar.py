@@ -44,7 +44,6 @@ class GrammarTokens(FreeSource):
         return [cls(unknown, *arguments)] if unknown else []
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
-        """Start new sequences."""
         self._ids = [list(prompt) for prompt in prompts]
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:  # noqa: ARG002

@@ -8,7 +8,6 @@ from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.proposal import Proposal, num_equal
 
 _PRIOR_WEIGHT, _FADING = 4.0, 0.98  # of a prior, in checked candidates; of one, relative to the next
-
 _MAX_PROPOSED = 64  # free candidates of a row, at most
 _LIKELY = 0.5  # confidence in a free source's first candidate from which it is used with a fixed number of candidates
 

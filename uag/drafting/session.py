@@ -16,34 +16,25 @@ from uag.drafting.ranked import AcceptanceRates, FreeFirst, FreeSource
 from uag.errors import PairError
 from uag.hf import models
 from uag.lookahead import Lookahead
+from uag.options import Options
 
 
 class Session:
     """A drafter with its caches, and what its calls have taught it. `call` is the call that uses it, or None.
 
-    Args:
-        source: a draft model with its drafters, or a drafter for all targets; None for free sources alone.
-        lookahead: of the session's calls.
-        memory: of earlier calls.
-        looks_up: whether prompt lookup is used beside the draft model and the other free sources.
-        is_rejection: whether a drafter that cannot provide its probabilities is refused with a `PairError`.
+    `source` is a draft model with its drafters, or a drafter for all targets; None for free sources alone. Rejection
+    sampling with a drafter that cannot provide its probabilities raises a `PairError`.
     """
 
-    def __init__(
-        self,
-        source: Pairing | CopyPairing | Drafter | None,
-        lookahead: Lookahead,
-        memory: Memory | None,
-        *,
-        looks_up: bool,
-        is_rejection: bool = False,
-    ) -> None:
+    def __init__(self, source: Pairing | CopyPairing | Drafter | None, options: Options, memory: Memory | None) -> None:
         self.call: object = None
         self.pairing = None if source is None or isinstance(source, Drafter) else source
         self.drafter = source if source is None or isinstance(source, Drafter) else source.for_all
-        self.lookahead = lookahead
+        self.lookahead = Lookahead(options.num_candidate_tokens, options.min_confidence)
         self.rates = {each: AcceptanceRates(PRIORS) for each in (PredictionSource, MemorySource, PromptLookup)}
-        self._memory, self._looks_up, self._is_rejection = memory, looks_up, is_rejection
+        self._memory, self._is_rejection = memory, options.sampling == "rejection"
+        is_adaptive = options.num_candidate_tokens is None
+        self._looks_up = options.prompt_lookup and is_adaptive and not isinstance(source, Drafter)
         self._adapter: TokenizerAdapter | None = None  # kept, so that the next call need not build it again
         self._check_sampling(self.drafter)
 

@@ -47,11 +47,7 @@ class UnknownFileError(UagError):
 
 
 def family_of(contents: Contents) -> str:
-    """Return the family of a file in transformers.
-
-    Raises:
-        UnknownFileError: it has another family.
-    """
+    """Return the family of a file in transformers, or raise an `UnknownFileError`."""
     name = contents.values.get("general.architecture")
     if name not in _FAMILIES:
         raise UnknownFileError(f"has the architecture {name!r}")
@@ -69,35 +65,26 @@ def load_model(contents: Contents) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    family = family_of(contents)
-    config = AutoConfig.for_model(family, **settings_of(contents))
+    config = AutoConfig.for_model(family_of(contents), **settings_of(contents))
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     weights = _weights(contents, empty)
     model = type(empty).from_pretrained(None, config=config, state_dict=weights, dtype=torch.float32)
-    factors = contents.tensor(_FACTORS) if _FACTORS in contents.tensors else None
-    if factors is not None:
-        model.model.rotary_emb.inv_freq.div_(factors)
+    if _FACTORS in contents.tensors:
+        model.model.rotary_emb.inv_freq.div_(contents.tensor(_FACTORS))
     return model.eval()
 
 
 def settings_of(contents: Contents) -> dict[str, Any]:
-    """Return the settings of a file as options of its family's configuration.
-
-    Raises:
-        UnknownFileError: it has another family, or a setting without a meaning here.
-    """
+    """Return the settings of a file as options of its family's configuration, or raise an `UnknownFileError`."""
     family_of(contents)
     values, tensors = contents.values, contents.tensors
     name = values["general.architecture"]
     prefix = f"{name}."
     names = _SETTINGS | _SETTINGS_OF.get(name, {})
     found = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-    options: dict[str, Any] = {
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "pad_token_id": None,
-    }
+    options: dict[str, Any] = {"rope_theta": 10_000.0, "pad_token_id": None}
+    options["tie_word_embeddings"] = "output.weight" not in tensors
     options |= {names[key]: found.pop(key) for key in names if key in found and not isinstance(found[key], list)}
     options |= dict.fromkeys(_EPSILONS, found.pop("attention.layer_norm_epsilon", 1e-5))
     if not {"hidden_size", "num_hidden_layers", "num_attention_heads"} <= options.keys():

@@ -38,7 +38,7 @@ transformers: AutoConfig AutoModelForCausalLM AutoModelForSeq2SeqLM AutoTokenize
 transformers.GenerationMixin: generate prepare_inputs_for_generation _prefill _sample
     _update_model_kwargs_for_generation _assisted_decoding _get_candidate_generator _extract_generation_mode_kwargs
     _validate_generation_mode _optimize_model_for_decode _supports_default_dynamic_cache _valid_auto_compile_criteria
-transformers.Cache: crop get_seq_length
+transformers.Cache: batch_select_indices crop get_seq_length
 transformers.PreTrainedConfig: _attn_implementation _experts_implementation
 transformers.PreTrainedModel: _can_compile_fullgraph _is_stateful get_compiled_call
 transformers.activations: GELUActivation GELUTanh QuickGELUActivation SiLUActivation

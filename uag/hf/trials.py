@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,6 @@ _MAX_COPIED = 1 << 20  # elements of the largest tensor that is restored
 _SIGNS_OF_NO_MEMORY = ("MemoryError", "out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """Parts of errors that report that memory ran out; cuBLAS and the CPU's allocator raise plain runtime errors."""
 
-_stance = getattr(torch.compiler, "set_stance", nullcontext)  # since PyTorch 2.6
 _known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 """By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
@@ -68,7 +67,7 @@ def _eagerly() -> Iterator[None]:
     with forks.ending(leave):
         with _lock:
             if not _eager_trials:
-                _stances.enter_context(_stance("force_eager"))
+                _stances.enter_context(torch.compiler.set_stance("force_eager"))
             _eager_trials.add(trial)
         yield
 

@@ -1,7 +1,7 @@
 """Models wrapped by LoRA, `torch.compile`, data parallelism, offloading or a replaced forward."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,12 +31,12 @@ def inputs_of(model: Any) -> frozenset[str]:
     The inner model is the first module whose class declares a cache. A bare `forward(*args, **kwargs)` is assumed to
     take a cache; only a pass shows whether it does.
     """
-    parameters = _parameters(model.forward)
+    parameters = inspect.signature(model.forward).parameters
     if _takes_cache(parameters) or all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return frozenset(parameters)
     is_unknown = all(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
     assumed = frozenset((CACHE,) if is_unknown else ())
-    declared = (frozenset(_parameters(type(module).forward)) for module in model.modules())
+    declared = (frozenset(inspect.signature(type(module).forward).parameters) for module in model.modules())
     return frozenset(parameters) | next(filter(_takes_cache, declared), assumed)
 
 
@@ -47,10 +47,6 @@ def _takes_cache(names: Collection[str]) -> bool:
 def cache_name(model: Any) -> str | None:
     """Return the name under which a model takes its cache, or None."""
     return next((name for name in CACHE_INPUTS if name in inputs_of(model)), None)
-
-
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(function).parameters)
 
 
 def weight_of(module: Any) -> Any:

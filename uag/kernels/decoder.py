@@ -18,8 +18,7 @@ from uag.kernels.decoder_cache import Cache
 from uag.kernels.steps import TYPES
 
 _CODED = {"int8": 4, "int4": 5}
-_FIRST_POSITIONS = 512
-"""Positions whose angles are computed at first; they double when a text is longer."""
+_FIRST_POSITIONS = 512  # positions whose angles are computed at first; they double when a text is longer
 
 _MOST_TOKENS = 64
 """Tokens of one call; a longer text is read in parts. More would be read again from the cache less often, but need more
@@ -54,27 +53,19 @@ class Decoder:
         self._angles: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tables = [block.attention.rotary for block in description.blocks]
         self._num_angles, self._lock = 0, forks.turn()
-        blocks = description.blocks
         size, heads = description.embedding.shape[1], description.num_heads + 2 * description.num_kv_heads
-        inner = max(block.mlp.up.weight.shape[0] for block in blocks)
+        inner = max(block.mlp.up.weight.shape[0] for block in description.blocks)
         attended = description.num_heads * description.head_dim
         self.sizes = (size, size, heads * description.head_dim, attended, inner)
         listed = [self._embedding(description)]
-        for layer, block in enumerate(blocks):
+        for layer, block in enumerate(description.blocks):
             listed += self._block(block, layer)
         head = self._linear(steps.HIDDEN, 0, [description.head], "int8", norm=description.norm)
         head.is_head = 1
         self._steps = (steps.CStep * (len(listed) + 1))(*listed, head)
         self.signature = tuple(
-            (
-                each.kind,
-                each.then,
-                each.act,
-                each.window,
-                each.rotated,
-                *(f"{x:.4g}" for x in (each.factor, each.softcap)),
-            )
-            for each in self._steps
+            (step.kind, step.then, step.act, step.window, step.rotated, f"{step.factor:.4g}", f"{step.softcap:.4g}")
+            for step in self._steps
         )
         self._reach(1)
 
@@ -120,18 +111,12 @@ class Decoder:
     def _output(self, source: int, layer: Linear, norm: Norm | None, factor: float) -> list[steps.CStep]:
         """Return the steps that add a product, normed first if there is a norm, to the hidden state."""
         if norm is None:
-            step = self._linear(source, steps.HIDDEN, [layer])
-            step.then, step.factor = steps.ACCUMULATE, factor
-            return [step]
-        add = steps.CStep(
-            kind=steps.ADD,
-            source=steps.ADDED,
-            to=steps.HIDDEN,
-            then=steps.ACCUMULATE,
-            factor=factor,
-            norm=self._norm(norm),
-        )
-        return [self._linear(source, steps.ADDED, [layer]), add]
+            listed = [self._linear(source, steps.HIDDEN, [layer])]
+        else:
+            add = steps.CStep(kind=steps.ADD, source=steps.ADDED, to=steps.HIDDEN, norm=self._norm(norm))
+            listed = [self._linear(source, steps.ADDED, [layer]), add]
+        listed[-1].then, listed[-1].factor = steps.ACCUMULATE, factor
+        return listed
 
     def _linear(
         self, source: int, to: int, layers: Sequence[Linear], form: str = "", norm: Norm | None = None
@@ -209,18 +194,10 @@ class Decoder:
     # ------------------------------------------------------------------ passes
 
     def run(self, cache: Cache, ids: Sequence[Sequence[int]], num_wanted: int) -> torch.Tensor:
-        """Append tokens to the sequences of a cache, none to some, and return the logits of the last tokens of each.
+        """Append tokens to the sequences of a cache of this decoder: `ids` are the new ones of each, which may be none.
 
-        Args:
-            cache: a cache of this decoder.
-            ids: the new tokens of each sequence.
-            num_wanted: the most tokens of each sequence whose logits are returned.
-
-        Returns:
-            Logits [tokens, vocab_size], float32: those of each sequence's last `num_wanted` tokens, in their order.
-
-        Raises:
-            MemoryError: there is no memory for the pass.
+        Returns logits [tokens, vocab_size], float32, of each sequence's last `num_wanted` tokens at most, in their
+        order. Raises a `MemoryError` if there is no memory for the pass.
         """
         starts = list(cache.lengths)
         longest = max(start + len(line) for start, line in zip(starts, ids, strict=True))

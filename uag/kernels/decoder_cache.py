@@ -11,19 +11,11 @@ from uag.kernels.steps import TYPES
 if TYPE_CHECKING:
     from uag.kernels.decoder import Decoder
 
-_FIRST_SLOTS = 512
-"""Tokens of a draft's new cache. A cache is doubled when it is full."""
+_FIRST_SLOTS = 512  # tokens of a draft's new cache, which is doubled when it is full
 
 
 class Cache:
-    """The keys and values of some sequences.
-
-    Args:
-        decoder: whose.
-        num_sequences: number of sequences.
-        num_threads: see below.
-        num_slots: tokens of each sequence for which there is room at first.
-        dtype: of keys and values.
+    """The keys and values of some sequences, with room for `num_slots` tokens of each at first.
 
     Attributes:
         lengths: the tokens of each sequence; lower one to remove its last tokens.
@@ -58,12 +50,9 @@ class Cache:
     def read(self, layers: Sequence[Any], places: Sequence[int]) -> bool:
         """Read the tokens before `bases` in the layers of another cache, whose last slots are those of these tokens.
 
-        Args:
-            layers: with `keys` and `values` [sequences, kv_heads, slots, head_dim].
-            places: the place of each sequence in it; -1 for none, which then gets no tokens.
-
-        Returns:
-            Whether the layers have these tokens. If so, they must live until the next pass has run.
+        Its keys and values are [sequences, kv_heads, slots, head_dim]; `places` has each sequence's place in it, or -1
+        for one that gets no tokens. Returns whether the layers have these tokens; if so, they must live until the next
+        pass has run.
         """
         num, kv_heads, dim = self.tensor.shape[0], self.tensor.shape[3], self.tensor.shape[5]
         if len(layers) != num:
@@ -78,12 +67,8 @@ class Cache:
                 return False
             if keys.stride(3) != 1 or values.stride(3) != 1:
                 return False
-            of_layer.k, of_layer.v, of_layer.end, of_layer.type = (
-                keys.data_ptr(),
-                values.data_ptr(),
-                keys.shape[2],
-                TYPES[keys.dtype],
-            )
+            of_layer.k, of_layer.v = keys.data_ptr(), values.data_ptr()
+            of_layer.end, of_layer.type = keys.shape[2], TYPES[keys.dtype]
             of_layer.k_stride[:], of_layer.v_stride[:] = keys.stride()[:3], values.stride()[:3]
         self.places = [max(place, 0) for place in places]
         return True

@@ -20,8 +20,7 @@ from uag.kernels.decoder import Decoder
 from uag.kernels.decoder_cache import Cache
 from uag.kernels.placing import OwnKernels
 
-_NUM_IDS = 24
-"""Tokens of the trial."""
+_NUM_IDS = 24  # tokens of the trial
 
 _MOST_DIFFERENCE, _MOST_DIFFERENCE_IN_HALF = 0.01, 0.1
 """Largest RMS difference of the pass's logits from the model's, over their deviation, with the model's own weights.
@@ -97,16 +96,11 @@ def _make(model: Any, form: str) -> Decoder | str:
         description = describe(model)
         if form == "model":
             return _why_not_whole(model, description) or Decoder(description, form)
-        if why := once(
-            model, "decoder", lambda: _differs(model, description), lambda why: f"fails ({why})", models.kinds_of(model)
-        ):
+        failed, kinds = "fails ({})".format, models.kinds_of(model)
+        if why := once(model, "decoder", lambda: _differs(model, description), failed, kinds):
             return why
         decoder = Decoder(description, form)
-        key = models.kinds_of(model), form
-        return (
-            once(model, f"decoder {form}", lambda: _shares(model, decoder), lambda why: f"fails ({why})", key)
-            or decoder
-        )
+        return once(model, f"decoder {form}", lambda: _shares(model, decoder), failed, (kinds, form)) or decoder
     except UndescribedError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - modules of others may be of any kind, and memory may run out
@@ -133,11 +127,8 @@ def _differs(model: Any, description: Description) -> str:
     found = _logits(Decoder(description, "model"), ids)
     most = _MOST_DIFFERENCE if model.dtype is torch.float32 else _MOST_DIFFERENCE_IN_HALF
     difference = float((found - expected).square().mean().sqrt() / expected.std())
-    return (
-        ""
-        if difference < most
-        else f"computes something that its modules do not show ({difference:.2g} of the logits' deviation)"
-    )
+    what = f"computes something that its modules do not show ({difference:.2g} of the logits' deviation)"
+    return "" if difference < most else what
 
 
 def _shares(model: Any, decoder: Decoder) -> str:

@@ -49,7 +49,8 @@ def _sdpa(
         return None
     if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
         return None
-    output = operations.attend(query, key, value, attn_mask, is_causal, scale)
+    mask = operations.causal_mask(query, key) if is_causal else attn_mask
+    output = kernel.attention(query, key, value, mask, scale)
     return None if output is None else output.transpose(1, 2)
 
 

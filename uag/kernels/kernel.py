@@ -142,13 +142,10 @@ def _product(
     num_rows = x.numel() // num_in if num_in else math.prod(shape[:-1])
     if not (num_rows and num_out):
         return y
-    _run(
-        function,
-        _PRODUCT(
-            x.data_ptr(), weight.data_ptr(), bias_data, y.data_ptr(),
-            num_rows, num_in, num_out, num_in, TYPES[dtype], _level, num_threads,
-        ),
-    )  # fmt: skip
+    _run(function, _PRODUCT(
+        x.data_ptr(), weight.data_ptr(), bias_data, y.data_ptr(),
+        num_rows, num_in, num_out, num_in, TYPES[dtype], _level, num_threads,
+    ))  # fmt: skip
     return y
 
 
@@ -159,7 +156,7 @@ def attention(
     value: torch.Tensor,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Return what queries select from values, [batch, rows, heads, value_size].
@@ -172,7 +169,7 @@ def attention(
         value: [batch, kv_heads, keys, value_size], likewise.
         mask: boolean, False for masked keys, or what to add to the scores, for [batch, heads, rows, keys].
         scale: what scores are multiplied by; None for 1 / sqrt(size).
-        softcap: bounds the scores before the mask is added; 0 for no bound.
+        softcap: bounds the scores before the mask is added; 0 or None for no bound.
         sinks: [heads], one more score for each head, whose value is zero.
     """
     if not (query.dim() == key.dim() == value.dim() == 4 and query.dtype is key.dtype is value.dtype):
@@ -208,15 +205,12 @@ def attention(
     if not out.numel():
         return out
     num_threads = torch.get_num_threads() if batch * heads * rows * keys * size >= _FEWEST_FOR_THREADS else 1
-    _run(
-        "rows_attention",
-        _ATTENTION(
-            query.data_ptr(), key.data_ptr(), value.data_ptr(), mask_data, sinks_data, out.data_ptr(),
-            batch, heads, kv_heads, rows, keys, size, value_size,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *mask_strides,
-            size**-0.5 if scale is None else scale, softcap or 0.0, mask_type, TYPES[query.dtype], _level, num_threads,
-        ),
-    )  # fmt: skip
+    _run("rows_attention", _ATTENTION(
+        query.data_ptr(), key.data_ptr(), value.data_ptr(), mask_data, sinks_data, out.data_ptr(),
+        batch, heads, kv_heads, rows, keys, size, value_size,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *mask_strides,
+        size**-0.5 if scale is None else scale, softcap or 0.0, mask_type, TYPES[query.dtype], _level, num_threads,
+    ))  # fmt: skip
     return out
 
 
@@ -250,13 +244,10 @@ def experts(
         return None
     x, chosen, shares = x.contiguous(), chosen.contiguous(), shares.float().contiguous()
     out = torch.empty_like(x)
-    is_done = _run(
-        "rows_experts",
-        _EXPERTS(
-            x.data_ptr(), gate_up.data_ptr(), down.data_ptr(), chosen.data_ptr(), shares.data_ptr(), out.data_ptr(),
-            rows, chosen.shape[1], hidden, inner, num_experts, TYPES[x.dtype], _level, torch.get_num_threads(),
-        ),
-    )  # fmt: skip
+    is_done = _run("rows_experts", _EXPERTS(
+        x.data_ptr(), gate_up.data_ptr(), down.data_ptr(), chosen.data_ptr(), shares.data_ptr(), out.data_ptr(),
+        rows, chosen.shape[1], hidden, inner, num_experts, TYPES[x.dtype], _level, torch.get_num_threads(),
+    ))  # fmt: skip
     return out if is_done else None
 
 
@@ -269,12 +260,8 @@ def gate(x: torch.Tensor, kind: str) -> torch.Tensor | None:
     y = torch.empty_like(x)
     first, third, number = GATES[kind]
     num_threads = torch.get_num_threads() if x.numel() >= _FEWEST_GATES_FOR_THREADS else 1
-    _run(
-        "rows_gate",
-        _GATE(
-            x.data_ptr(), y.data_ptr(), x.numel(), first, third, number, TYPES[x.dtype], _level, num_threads
-        ),
-    )  # fmt: skip
+    values = x.data_ptr(), y.data_ptr(), x.numel(), first, third, number, TYPES[x.dtype], _level, num_threads
+    _run("rows_gate", _GATE(*values))
     return y
 
 

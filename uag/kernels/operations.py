@@ -20,13 +20,11 @@ from uag.hf import devices
 from uag.hf.inspection import without_functions
 from uag.kernels import kernel
 
-ANY = 1 << 62
-"""The number of rows that no pass exceeds."""
+ANY = 1 << 62  # the number of rows that no pass exceeds
 
 
 class _State(threading.local):
-    most_rows = 0
-    """The most rows for which this thread's passes use the kernels; 0 outside of them."""
+    most_rows = 0  # the most rows for which this thread's passes use the kernels; 0 outside of them
     reads_prompt = False
     """Whether this thread's passes also use the kernels for the products of a prompt, however many rows they have."""
     replaces_functions = False
@@ -161,7 +159,8 @@ def _own_attention(
     if bias is not None:
         mask, is_causal = create_position_bias_mask(bias, mask, is_causal, query, key), False
     sinks, softcap = module.sinks if has_sinks else None, get("softcap") if "softcap" in parameters else None
-    return attend(query, key, value, mask, is_causal, get("scaling"), softcap, sinks)
+    mask = causal_mask(query, key) if is_causal else mask
+    return kernel.attention(query, key, value, mask, get("scaling"), softcap, sinks)
 
 
 def fits_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -174,23 +173,9 @@ def fits_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
     )
 
 
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    """Return attention [batch_size, num_tokens, num_heads, value_dim], or None if the kernel does not serve it.
-
-    PyTorch aligns causal masks to the upper left.
-    """
-    if is_causal:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril_()[None, None]
-    return kernel.attention(query, key, value, mask, scale, softcap or 0.0, sinks)
+def causal_mask(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return PyTorch's causal mask [1, 1, num_tokens, num_keys], which is aligned to the upper left."""
+    return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril_()[None, None]
 
 
 def experts(function: Callable[..., Any]) -> Callable[..., Any]:

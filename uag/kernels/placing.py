@@ -25,8 +25,8 @@ from uag.kernels.decoder import Decoder
 _thread = threading.local()
 
 FEW_ROWS = 32
-"""Most rows of a pass whose width does not matter to its caller, such as a draft's. Increase to use the kernels for
-wider passes; decrease to leave more of them to PyTorch, whose products reach a higher peak."""
+"""Most rows of a pass whose width does not matter to its caller, such as a draft's. With more rows, PyTorch's products
+reach a higher peak."""
 
 _lock = forks.lock()
 
@@ -203,17 +203,15 @@ class _Placed:
         if self._stepped and state.replaces_functions:
             return self._stepped(self.layer, *args, **kwargs)
         if self._run and (state.most_rows or state.reads_prompt):
-            is_known = len(args) == 1 and not kwargs and self._suits(args[0])
+            x: Any = args[0] if len(args) == 1 and not kwargs else None
+            is_product = isinstance(self.layer, nn.Linear | Conv1D)
+            is_known = operations.is_usual(x) or (is_product and operations.is_of_prompt(x))
             with operations.direct():
-                output = self._run(self.layer, args[0]) if is_known else None
+                output = self._run(self.layer, x) if is_known else None
             if output is not None:
                 return output
             operations.pass_on(type(self.layer).__name__)
         return type(self.layer).forward(self.layer, *args, **kwargs)
-
-    def _suits(self, x: Any) -> bool:
-        is_product = isinstance(self.layer, nn.Linear | Conv1D)
-        return operations.is_usual(x) or (is_product and operations.is_of_prompt(x))
 
 
 def _linear(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:

@@ -31,10 +31,7 @@ _MOVES = {
 }  # fmt: skip
 """Operations besides views that only move and compare values, or add one to another in their order."""
 
-_VALUES = {
-    "aten::polar",
-}
-"""Functions of single values that PyTorch does not mark as such."""
+_VALUES = {"aten::polar"}  # functions of single values that PyTorch does not mark as such
 
 _SUMS = {
     "aten::_log_softmax", "aten::_softmax", "aten::linalg_vector_norm", "aten::logsumexp", "aten::mean",
@@ -42,11 +39,7 @@ _SUMS = {
 }  # fmt: skip
 """Operations that compute every row in the same way, if the rows are of the same length and all or none adjacent."""
 
-_NORMS = {
-    "aten::_fused_rms_norm",
-    "aten::native_layer_norm",
-}
-"""The same for rows whose shape is their second argument."""
+_NORMS = {"aten::_fused_rms_norm", "aten::native_layer_norm"}  # the same for rows whose shape is the second argument
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -11,9 +11,7 @@ _KEPT = 15 / 16  # of the weight of a round's number of draft passes, in each la
 _NUM_SURE = 3  # readings of prompts until they are believed where they took longer than guessed
 _PLAIN_EVERY = 16  # rounds with drafted candidates until a plain pass is measured again, at a gain of 1
 _NUM_PLAIN = 4  # plain passes whose minimum is the estimate, and rounds until the first one is measured, at a gain of 1
-
 _SLOWED = 2.0  # a pass that took this many times as long as a later one is forgotten: something else slowed it
-
 _TOKEN_SHARE = 0.02  # assumed cost of verifying a candidate before it is measured, as a share of a plain pass
 SHORTEST_S = 1e-9  # shortest time of a pass, because speeds divide by it and a coarse clock may measure 0
 

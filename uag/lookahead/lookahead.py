@@ -19,11 +19,9 @@ from uag.lookahead.costs import SHORTEST_S, Costs
 from uag.proposal import Proposal
 
 MAX_CANDIDATES = 32  # maximum number of candidates per row
-
 _FIRST_CANDIDATES = 4  # candidates of the first round that drafts; later ones add those accepted so far
 _TRIAL_SHARE = 0.004  # share of plain decoding's time for trials: once at the start of a call, and as it proceeds
 _NUM_TRIALS = 3  # unsuccessful trials until their costs are believed: something else may have slowed them
-
 _GAIN_PER_DOUBLING = 0.06  # additional gain required per doubling of the rows, because a call ends with its slowest row
 _MOST_COUNTED = 256  # maximum number of output tokens that a call is assumed to generate when it starts
 

@@ -18,7 +18,6 @@ from uag.proposal import num_equal
 
 _REENCODED_TOKENS = 4  # draft tokens before the pending text that are re-encoded with it
 _HEALING_LEVELS = 3  # draft tokens that a search may step back
-
 _HEALING_SHARE = 0.02  # mass of alternatives, relative to the last draft token's, from which they are searched, too
 
 

@@ -19,9 +19,7 @@ from uag.proposal import Warpers
 
 LOG_SCORE_FLOOR = 1e-38  # replaces a mass of zero, which has no logarithm; the smallest normal float32
 _OPEN_SHARE = 0.5  # share of an open continuation's mass that its best target token is expected to get, without noise
-
 _MOST_POWER, _LN_MOST = 1e30, math.log(1e30)  # largest power of noise; more would overflow float32
-
 _LEAST_NOISE = 1e-37  # replaces noise of zero, which has no negative power
 
 _LN_MEDIAN = -math.log(math.log(2.0))

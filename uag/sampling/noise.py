@@ -22,7 +22,6 @@ from uag import forks
 from uag.hf.devices import default_generator
 
 _MAX_KEPT_BYTES = 1 << 28  # noise kept for rows that lag behind; older draws are repeated when needed
-
 _MIN_KEPT_STEPS = 8  # steps to keep, at least, so that blocks repeat no draws
 
 _holders: "weakref.WeakValueDictionary[torch.Generator, NoiseTape]" = weakref.WeakValueDictionary()
@@ -147,9 +146,8 @@ def _drop(by_step: dict[int, torch.Tensor], is_dropped: Callable[[int], bool]) -
 def multinomial_is_argmax(device: torch.device) -> bool:
     """Whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device; tested once per device."""
     one, other = (torch.Generator(device).manual_seed(20_241) for _ in range(2))
-    for probs in torch.softmax(
-        torch.randn((8, 3, 1_031), generator=torch.Generator().manual_seed(1), device="cpu"), -1
-    ).to(device):
+    logits = torch.randn((8, 3, 1_031), generator=torch.Generator().manual_seed(1), device="cpu")
+    for probs in torch.softmax(logits, -1).to(device):
         expected = torch.multinomial(probs, 1, generator=one).squeeze(1)
         noise = torch.empty_like(probs).exponential_(generator=other)
         if not torch.equal(torch.argmax(probs / noise, -1), expected):

@@ -26,9 +26,7 @@ from uag.vllm.pace import Pace
 IdArray = npt.NDArray[np.integer[Any]]
 
 _NO_ID = (1 << 31) - 1  # replaces negative ids, which no vocabulary has
-
 _NUM_LAST = 8  # draft tokens at the end of a prompt that are read in the batch: healing uses their distributions
-
 _TOKENS_PER_CANDIDATE = 4  # draft tokens that a candidate is assumed to need
 
 
@@ -73,13 +71,7 @@ class RequestDrafter:
     """
 
     def __init__(
-        self,
-        model: Any,
-        pair: TokenizerPair,
-        *,
-        vocab_size: int,
-        min_confidence: float | None,
-        max_cached_tokens: int,
+        self, model: Any, pair: TokenizerPair, *, vocab_size: int, min_confidence: float | None, max_cached_tokens: int
     ) -> None:
         self.model = open_for_requests(model, len(pair.maps.draft_bytes))
         self.stats = ServingStats()

@@ -18,9 +18,7 @@ models use for images, are stored as this one."""
 
 NUM_LAST = 64  # ids of the longest match
 _FEW = 16  # places that are compared with all last ids at once; more are first narrowed, one id at a time
-
 _NUM_UNSORTED, _UNSORTED_SHARE = 16_384, 1 / 32  # ids searched without being sorted: the larger of a number and a share
-
 _DROPPED_SHARE = 1 / 32  # share of a full index that is dropped at once, because the rest is moved and sorted again
 
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
@@ -29,9 +27,7 @@ _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 _LOWER_BITS = (1 << 32) - 1
 
 _NO_ID = -2  # stands for ids before the beginning of a text; it is not in the index, so it ends every match
-
 _BEFORE = np.arange(1, NUM_LAST + 2)  # distances of the ids before a place that are compared with `last`
-
 _FIRST = NUM_LAST + 1  # the first place. The ids before it are `END`, so that as many ids can be read before any place
 
 

@@ -17,7 +17,6 @@ from uag.proposal import num_equal
 
 _MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST  # one text, and places of 32 bits
 _NUM_SHARED = 16  # fewest ids that show that a prompt's beginning is stored, and that are stored again
-
 _MAX_COMPARED = 4  # stored texts with which a prompt is compared
 
 _UNREADABLE = (

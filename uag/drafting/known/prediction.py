@@ -27,9 +27,7 @@ _IN_WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
 """The beginning of an id that continues a word; bytes from 128 on are parts of letters in most texts."""
 
 _PIECE = 16_384  # bytes of a text that are encoded at once, when the output nears the end of what was encoded
-
 _NUM_UNSETTLED_BYTES = 32  # bytes at the end of a piece whose ids the text after them may change
-
 _NUM_AHEAD = 128  # ids after the output's place that should be encoded
 
 

@@ -7,9 +7,7 @@ from uag.drafting.models.torch_model import TorchPasses
 from uag.kernels import Cache, Decoder, decoder_of
 from uag.projection import Node
 
-MOST_KEPT = 1 << 26
-"""Bytes of the largest cache that is kept for the next call."""
-
+MOST_KEPT = 1 << 26  # bytes of the largest cache that is kept for the next call
 
 KEEPS_ITS_WEIGHTS = "keeps its own weights (draft_weights='model')"
 
@@ -17,11 +15,7 @@ KEEPS_ITS_WEIGHTS = "keeps its own weights (draft_weights='model')"
 class DecoderPasses(TorchPasses):
     """Passes of a transformers model that run in one call of the kernels where that works, and else in PyTorch.
 
-    Args:
-        model: see `TorchPasses`.
-        num_ids: see `Passes`.
-        weights: the form of the weights, "int8", "int4" or "model" (as they are, in PyTorch).
-        is_static: see `TorchPasses`.
+    `weights` is the form of the weights: "int8", "int4", or "model" (as they are, in PyTorch).
     """
 
     def __init__(self, model: Any, num_ids: int | None, weights: str, *, is_static: bool) -> None:
@@ -33,15 +27,13 @@ class DecoderPasses(TorchPasses):
     def _begin(self, encoder_ids: Sequence[Sequence[int]]) -> None:
         found = KEEPS_ITS_WEIGHTS if self._form == "model" else decoder_of(self.model, self._form)
         self._decoder = None if isinstance(found, str) else found
-        self.counts.passes = (
-            f"in PyTorch: the draft {found}" if isinstance(found, str) else f"in one call, {self._form}"
-        )
+        self.counts.passes = f"in one call, {self._form}" if self._decoder else f"in PyTorch: the draft {found}"
         if self._decoder is None:
             self._cache = None
             super()._begin(encoder_ids)
             return
         if self._static is not None:
-            self._static.end()  # the draft may have been on a device with graphs
+            self._static.renew(())  # the draft may have been on a device with graphs
         self.max_positions = self._decoder.max_positions
         if self._cache is None or not self._cache.fits(self._decoder, len(self.rows)):
             self._cache = Cache(self._decoder, len(self.rows))

@@ -18,7 +18,6 @@ from uag.lookahead import clock
 
 _WITH_4D_MASKS = ("sdpa", "eager")  # transformers' own attention implementations that accept a 4D mask
 _WIDEST = 4  # tokens per row of the widest pass that is recorded or compiled; wider ones are rare
-
 _SMALLEST = 1024  # initial cache slots, doubled as needed: 24 MB per row for 135 million weights in bfloat16
 
 
@@ -73,10 +72,6 @@ class StaticPasses(GraphedModel):
         if not kind or kind != self.kind:
             self.renew(kind)
         return bool(kind)
-
-    def end(self) -> None:
-        """Free the cache and the graphs, since the next call's passes do not run here."""
-        self.renew(())
 
     def renew(self, kind: tuple[Any, ...], cache: Any = None) -> None:
         if self._reported:

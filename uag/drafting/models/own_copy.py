@@ -22,14 +22,9 @@ from uag.proposal import Proposal
 
 
 class CopyPasses(Passes):
-    """Passes of a target's copy, behind the tokens in the target's cache.
+    """Passes of a target's copy, behind the tokens in the target's cache; a `PairError` if it has no such copy.
 
-    Args:
-        target: the target.
-        form: the form of the copy's weights, "int8" or "int4".
-
-    Raises:
-        PairError: the target has no such copy.
+    `form` is the form of the copy's weights: "int8" or "int4".
     """
 
     def __init__(self, target: Any, form: str) -> None:
@@ -60,9 +55,8 @@ class CopyPasses(Passes):
         """Continue behind the rows of the target's cache; return whether the copy can read them."""
         self._cache.lengths = [0] * len(self.rows)
         self._cache.bases = [len(row.path) for row in self.rows]
-        return self._cache.read(
-            caches.self_attention_layers(cache), [slots.get(row, -1) for row in range(len(self.rows))]
-        )
+        places = [slots.get(row, -1) for row in range(len(self.rows))]
+        return self._cache.read(caches.self_attention_layers(cache), places)
 
     def _cut(self, row: int, length: int) -> int:
         base = self._cache.bases[row]
@@ -88,7 +82,6 @@ class CopyDrafter(ModelDrafter):
         self._maker = RowMaker(target, None)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return as many proposals as are expected to pay."""
         rows = [row for row in self._rows if isinstance(row, SharedRow)]
         if ask.verified is None or not any(ask.limits) or self.model.failure:
             return [[] for _ in rows]
@@ -115,11 +108,7 @@ class CopyPairing:
         self._by_target: weakref.WeakKeyDictionary[Any, Drafter] = weakref.WeakKeyDictionary()
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
-        """Return the drafter for a target, and that its ids are not assumed.
-
-        Raises:
-            PairError: the target cannot draft for itself.
-        """
+        """Return the drafter for a target, and that its ids are not assumed, or raise a `PairError`."""
         if target not in self._by_target:
             self._by_target[target] = CopyDrafter(target, self._form)
         return self._by_target[target], False

@@ -70,7 +70,6 @@ class SharedRow:
         return len(self.ids) - self._first - len(self.path)
 
     def rewindow(self, num_kept: int) -> None:
-        """Restart the draft's context with its last `num_kept` tokens."""
         self._first = max(0, len(self.ids) - num_kept)
         self.path.clear()
 
@@ -79,7 +78,6 @@ class SharedRow:
         return self.ids[self._first + len(self.path) :]
 
     def adopt(self, num_fed: int) -> None:
-        """Mark the first `num_fed` queued tokens as fed, without distributions; at least one must stay queued."""
         self.path += _nodes(self.queued_ids()[:num_fed], self.path[-1] if self.path else None)
 
 

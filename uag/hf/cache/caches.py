@@ -14,7 +14,6 @@ from uag.hf.cache.static import is_static
 from uag.hf.inspection import per_call
 
 _DUMMY = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # not in older releases
-
 WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer  # layers of a dynamic cache that keep nothing but keys and values
 
 _RAGGED: tuple[type, ...] = (*WITH_KEYS, *_DUMMY)
@@ -205,14 +204,6 @@ def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
                 tensor[:, :, : index.shape[1]] = taken(tensor, index)
         else:
             layer.keys, layer.values = taken(layer.keys, index), taken(layer.values, index)
-
-
-def select_rows(cache: Any, rows: Sequence[int]) -> None:
-    """Keep only `rows`, in this order."""
-    index = torch.tensor(list(rows), dtype=torch.long)
-    for layer in self_attention_layers(cache):
-        chosen = index.to(layer.keys.device)
-        layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
 
 
 def shift_rows(cache: Any, shifts: Sequence[int]) -> None:

@@ -44,7 +44,7 @@ class GraphedModel(ABC):
         self.renew(())
 
     def renew(self, kind: tuple[Any, ...], cache: Any = None) -> None:
-        """Replace the cache, and drop its graphs."""
+        """Replace the cache, and drop its graphs; with an empty kind, passes do not run here."""
         self.kind, self.cache, self.failure = kind, cache, ""
         self._constants: list[Any] = []
 

@@ -45,6 +45,18 @@ def _angles(rotary: Any, name: str, num: int) -> tuple[torch.Tensor, torch.Tenso
     return cos.contiguous(), sin.contiguous()
 
 
+def _embedding_factor(embedding: Any, table: torch.Tensor) -> float:
+    """Return what an embedding multiplies its rows by, measured on the first one that shows it."""
+    first = table[:64].float()
+    largest = first.abs().amax(-1)
+    shown = ((largest > 1e-6) & (largest < 1e6)).nonzero().flatten().tolist()
+    if not shown:
+        raise UndescribedError("has an embedding whose rows are zero or not finite")
+    found = embedding(torch.tensor(shown[:1]))[0].detach().float()
+    place = int(first[shown[0]].abs().argmax())
+    return float(found[place] / first[shown[0], place])
+
+
 def describe(model: Any) -> Description:
     """Return the description of a causal LM whose weights are plain CPU tensors.
 
@@ -67,7 +79,7 @@ class _Reader:
         self.base = getattr(base, "decoder", base)
         self.read: set[int] = set()  # the parameters that the description contains, by id
         self.rotary: Any = None
-        self.num_heads = self.num_kv_heads = self.head_dim = 0
+        self.shape = 0, 0, 0  # the numbers of heads and of key-value heads, and the size of a head
         self.has_softcap = models.attention_of(model) != "sdpa"  # which ignores it (Gemma 2, older transformers)
         self.gains: dict[type, float] = {}  # of each class of norms, what is added to its weights
 
@@ -75,35 +87,29 @@ class _Reader:
         model, config, base = self.model, self.config, self.base
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         layers = self._first(base, "layers", "h", "blocks")
-        if (
-            not isinstance(embedding, nn.Embedding)
-            or head is None
-            or not isinstance(layers, nn.ModuleList)
-            or not layers
-        ):
+        has_blocks = isinstance(layers, nn.ModuleList) and len(layers) > 0
+        if not isinstance(embedding, nn.Embedding) or head is None or not has_blocks:
             raise UndescribedError("is not a decoder of blocks with an embedding and a head")
         table = self._weight(embedding)
-        factor = self._embedding_factor(embedding, table)
         learned = self._first(base, "wpe", "embed_positions", optional=True)
-        position_table = None if learned is None else self._weight(learned)
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in caches.default_layers(model)]
         self.windows = windows if len(windows) == len(layers) else [0] * len(layers)
-        blocks = tuple(self._block(layer, index) for index, layer in enumerate(layers))
+        blocks = tuple(self._block(layer, index) for index, layer in enumerate(layers))  # sets the numbers of heads
         final = self._first(base, "norm", "ln_f", "final_layer_norm", "final_layernorm", optional=True)
         description = Description(
             embedding=table,
-            embedding_factor=factor * float(getattr(base, "embedding_multiplier", 1.0)),
-            positions=position_table,
+            embedding_factor=_embedding_factor(embedding, table) * float(getattr(base, "embedding_multiplier", 1.0)),
+            positions=None if learned is None else self._weight(learned),
             first_position=int(getattr(learned, "offset", 0)),
             blocks=blocks,
-            norm=None if final is None else self._norm(final),
+            norm=self._norm(final),
             head=self._linear(head),
             head_factor=float(getattr(config, "logit_scale", None) or 1.0)
             / float(getattr(config, "logits_scaling", None) or 1.0),
             head_softcap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            num_heads=self.shape[0],
+            num_kv_heads=self.shape[1],
+            head_dim=self.shape[2],
             angles=partial(_angles, self.rotary),
             max_positions=min([models.max_positions(model), *(cut.at for cut in positions.cuts(model))]),
         )
@@ -111,17 +117,6 @@ class _Reader:
         if unread is not None:
             raise UndescribedError(f"has weights with an unknown meaning ({unread})")
         return description
-
-    def _embedding_factor(self, embedding: Any, table: torch.Tensor) -> float:
-        """Return what an embedding multiplies its rows by, measured on the first one that shows it."""
-        first = table[:64].float()
-        largest = first.abs().amax(-1)
-        shown = ((largest > 1e-6) & (largest < 1e6)).nonzero().flatten().tolist()
-        if not shown:
-            raise UndescribedError("has an embedding whose rows are zero or not finite")
-        found = embedding(torch.tensor(shown[:1]))[0].detach().float()
-        place = int(first[shown[0]].abs().argmax())
-        return float(found[place] / first[shown[0], place])
 
     def _block(self, layer: Any, index: int) -> Block:
         attention = self._first(layer, "self_attn", "attn", "attention")
@@ -136,10 +131,9 @@ class _Reader:
             found["after_attention"] = self._first(layer, "post_attention_layernorm", optional=True)
             if found["before_mlp"] is found["after_attention"]:
                 found["before_mlp"] = None
-        is_parallel = bool(getattr(layer, "use_parallel_residual", False)) or not (
-            found["before_mlp"] or found["after_mlp"]
-        )
-        norms = {role: None if norm is None else self._norm(norm) for role, norm in found.items()}
+        has_own_norm = found["before_mlp"] is not None or found["after_mlp"] is not None
+        is_parallel = bool(getattr(layer, "use_parallel_residual", False)) or not has_own_norm
+        norms = {role: self._norm(norm) for role, norm in found.items()}
         if is_parallel and norms["before_mlp"] is None:
             norms["before_mlp"] = norms["before_attention"]
         if getattr(layer, "do_layer_norm_before", True) is False:
@@ -157,9 +151,8 @@ class _Reader:
         num_heads = int(config.num_attention_heads)
         fused = self._first(module, "qkv_proj", "c_attn", "query_key_value", optional=True)
         out = self._linear(self._first(module, "o_proj", "out_proj", "c_proj", "dense"))
-        size = (
-            getattr(module, "head_dim", None) or getattr(module, "head_size", None) or out.weight.shape[1] // num_heads
-        )
+        size = getattr(module, "head_dim", None) or getattr(module, "head_size", None)
+        size = size or out.weight.shape[1] // num_heads
         if fused is None:
             query, key, value = (self._linear(self._first(module, name)) for name in ("q_proj", "k_proj", "v_proj"))
         else:
@@ -167,24 +160,19 @@ class _Reader:
             num_kv = (both.weight.shape[0] // size - num_heads) // 2
             ends = num_heads * size, (num_heads + num_kv) * size, (num_heads + 2 * num_kv) * size
             if hasattr(module, "query_key_value"):  # the query, key and value of each head follow each other
-                order = (
-                    torch.arange(ends[2]).view(num_heads, 3, size).transpose(0, 1).flatten()
-                    if num_kv == num_heads
-                    else None
-                )
-                if order is None:
+                if num_kv != num_heads:
                     raise UndescribedError("has fused queries, keys and values of different numbers of heads")
+                order = torch.arange(ends[2]).view(num_heads, 3, size).transpose(0, 1).flatten()
                 both = Linear(both.weight[order], None if both.bias is None else both.bias[order])
             query, key, value = both.part(0, ends[0]), both.part(ends[0], ends[1]), both.part(ends[1], ends[2])
         shape = query.weight.shape[0] // size, key.weight.shape[0] // size, size
-        if index and shape != (self.num_heads, self.num_kv_heads, self.head_dim):
+        if index and shape != self.shape:
             raise UndescribedError("has layers with different numbers of heads")
         if value.weight.shape[0] != key.weight.shape[0] or size % 8 or shape[0] % shape[1]:
             raise UndescribedError("has heads of an unusual size")
-        self.num_heads, self.num_kv_heads, self.head_dim = shape
-        names = ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")
-        norms = [self._first(module, *either, optional=True) for either in names]
-        query_norm, key_norm = (None if norm is None else self._norm(norm) for norm in norms)
+        self.shape = shape
+        query_norm = self._norm(self._first(module, "q_norm", "q_layernorm", optional=True))
+        key_norm = self._norm(self._first(module, "k_norm", "k_layernorm", optional=True))
         norms_all = query_norm is not None and query_norm.weight is not None and len(query_norm.weight) != size
         sinks = getattr(module, "sinks", None)
         if sinks is not None:
@@ -223,8 +211,10 @@ class _Reader:
             raise UndescribedError(f"has the activation {type(activation).__name__}")
         return Mlp(gate, up, down, name)
 
-    def _norm(self, module: Any) -> Norm:
-        """Return a norm, recognized by what it computes."""
+    def _norm(self, module: Any) -> Norm | None:
+        """Return a norm, recognized by what it computes; None for None."""
+        if module is None:
+            return None
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if weight is None or weight.dim() != 1 or type(weight) not in _PLAIN:
             raise UndescribedError(f"has the norm {type(module).__name__}")
