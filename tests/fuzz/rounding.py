@@ -43,7 +43,7 @@ def is_rounding(
         return False
     forms = _forms(model, inputs, plain_ids.to(device), difference)
     alone = next(forms)
-    text = torch.cat([inputs["input_ids"], plain_ids.to(device)[:, : difference.step]], dim=1)[difference.row][None]
+    text = torch.cat([inputs["input_ids"], plain_ids.to(device)[:, : difference.step]], dim=1)
     noise = torch.zeros_like(alone)
     if seed is not None:
         drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)
@@ -52,7 +52,9 @@ def is_rounding(
     def scores(logits: torch.Tensor, changed_id: int = 0, change: float = 0.0) -> torch.Tensor:
         logits = logits.clone()
         logits[changed_id] += change
-        return (logits if process is None else process(text, logits[None])[0]) + noise
+        if process is not None:  # for all rows: some know their prompts
+            logits = process(text, logits.repeat(len(text), 1))[difference.row]
+        return logits + noise
 
     selected = scores(alone)
     if is_half(model) or torch.is_autocast_enabled("cpu"):
