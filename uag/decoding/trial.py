@@ -75,7 +75,7 @@ class Trial:
     refusal: str = ""
     dependence: str = ""
     is_wrong: bool = False
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: Counter[tuple[str, Any]] = field(default_factory=Counter)
 
 
 def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:

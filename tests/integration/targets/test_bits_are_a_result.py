@@ -19,7 +19,7 @@ from tests.support.calls import GREEDY, PROMPTS, left_padded
 from tests.support.grids import covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
-from uag.kernels import kernel, operations, recurrences, watching
+from uag.kernels import Watch, kernel, operations, recurrences, watching
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 NEW = 14
@@ -159,6 +159,27 @@ def test_an_operation_that_is_switched_on_after_the_trial_is_seen(extra: Any) ->
     assert not stats.is_draft_independent
     assert "in PyTorch, unlike in its trial" in stats.draft_dependence
     assert check_kept(target, "unlike in its trial").num_accepted_tokens == 0
+
+
+def test_passes_that_are_wider_than_those_before_are_looked_at_again() -> None:
+    """A class may compute longer blocks, or the same operation over another layout, in another way."""
+    with watching() as seen:
+        torch.ones(1, 4, 8).mean(-1)
+    watch = Watch(seen.counts, looks_closely=True)
+    found = []
+    for width, function in (
+        (4, lambda x: x.mean(-1)),
+        (12, functional.mish),
+        (8, lambda x: x.mean(-1)),
+        (25, lambda x: x.mT.contiguous().mean(1)),
+        (26, lambda x: x.mean(-1)),
+    ):
+        with watch.over(width) as is_close:
+            function(torch.ones(1, width, 8))
+        assert is_close == (width != 8)
+        found.append(watch.found)
+    assert ["aten::mish" in found[1], "aten::mean.dim" in found[3]] == [True, True]
+    assert found[::2] == [""] * 3
 
 
 @pytest.mark.usefixtures("layer_by_layer")
