@@ -164,8 +164,9 @@ def watching() -> Iterator[Seen]:
 
 @contextmanager
 def _counting(counts: Counter[tuple[str, Any]]) -> Iterator[None]:
-    before, operations.state.passed_on = operations.state.passed_on, counts
-    try:
+    before = operations.state.passed_on
+    try:  # an interrupt may come at any place
+        operations.state.passed_on = counts
         yield
     finally:
         operations.state.passed_on = before
@@ -195,8 +196,8 @@ class Watch:
             return
         is_close = width > self._widest  # a class may compute longer blocks in another way
         self._widest = max(width, self._widest)
-        counts: Counter[tuple[str, Any]] = Counter()
-        with watching() if is_close else nullcontext() as seen, _counting(seen.counts if seen else counts):
+        seen = Seen()
+        with seen if is_close else nullcontext(), _counting(seen.counts):
             yield is_close
-        names = sorted({name for name, _ in (seen.counts if seen else counts) - self._known})
+        names = sorted({name for name, _ in seen.counts - self._known})
         self.found = f"ran {', '.join(names)} in PyTorch, unlike in its trial" if names else ""

@@ -36,6 +36,14 @@ REFUSED: dict[str, Any] = {
 """Fields that are refused, with the values that ask for nothing: alternatives are a tuple, and an object may lack keys.
 None asks for nothing everywhere."""
 
+_WHOLE, _NUMBER = (int, "a whole number"), (int | float, "a number")
+_TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "seed"), _WHOLE),
+    **dict.fromkeys(("temperature", "top_p", "frequency_penalty"), _NUMBER),
+    **{"stream": (bool, "true or false"), "stream_options": (dict, "an object")},
+}
+"""Types of values that transformers would convert, such as "false" to true, 1.5 to 1, and true to 1."""
+
 _WITH_TOOLS: dict[str, Any] = {"tool_choice": "auto", "parallel_tool_calls": True}  # the same, for requests with tools
 
 _TEXT = {"text", "input_text", "output_text"}
@@ -89,6 +97,9 @@ def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:
             one = default[0] if isinstance(default, tuple) else default
             other = "" if one is None else f", or send {json.dumps(one)}"
             yield f"{name}={json.dumps(value):.80} is not supported: leave it out{other}."
+        kind, expected = _TYPES.get(name, (object, ""))
+        if not (value is None or isinstance(value, kind)) or (isinstance(value, bool) and kind in (int, int | float)):
+            yield f"{name}={json.dumps(value):.80} must be {expected}."
 
 
 def _of_messages(body: dict[str, Any], parts: set[str]) -> Iterator[str]:

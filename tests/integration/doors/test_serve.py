@@ -249,8 +249,9 @@ def test_models_without_a_hub_cache_are_the_target(server: Running) -> None:
 LONG = "x = 1\n" * POSITIONS
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_new_tokens` must be greater than 0"),
-    ({"max_tokens": "x"}, "invalid literal for int.* 'x'"),
-    ({"temperature": "hot"}, "could not convert string to float: 'hot'"),
+    ({"max_tokens": "x"}, 'max_tokens="x" must be a whole number'),
+    ({"temperature": "hot"}, 'temperature="hot" must be a number'),
+    ({"stream": "false"}, 'stream="false" must be true or false'),
     ({"temperature": float("nan")}, "temperature.*strictly positive"),
     ({"temperature": -1}, "temperature.*strictly positive"),
     ({"frequency_penalty": -1}, "penalty.*strictly positive"),

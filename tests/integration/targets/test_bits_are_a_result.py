@@ -1,6 +1,7 @@
 """Whatever makes PyTorch compute what the trial saw uag's kernels compute, or compute more, is seen and named."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import FunctionType
@@ -16,6 +17,7 @@ from transformers.models.mixtral import modeling_mixtral
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded
+from tests.support.forked import interrupted
 from tests.support.grids import covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
@@ -180,6 +182,15 @@ def test_passes_that_are_wider_than_those_before_are_looked_at_again() -> None:
         found.append(watch.found)
     assert ["aten::mish" in found[1], "aten::mean.dim" in found[3]] == [True, True]
     assert found[::2] == [""] * 3
+
+
+def test_after_an_interrupt_nothing_is_counted() -> None:
+    def work() -> None:
+        with Watch(Counter(), looks_closely=True).over(2):
+            torch.ones(2).add(1)
+
+    assert {operations.state.passed_on for _ in interrupted(work)} == {None}
+    assert operations.state.passed_on is None
 
 
 @pytest.mark.usefixtures("layer_by_layer")
