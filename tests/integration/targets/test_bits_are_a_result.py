@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import LlamaForCausalLM, MixtralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralForCausalLM
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import repeat_kv
 from transformers.models.mixtral import modeling_mixtral
@@ -236,6 +236,19 @@ def test_attention_of_another_meaning_is_found(share: float | None, monkeypatch:
     assert torch.equal(found.sequences, target.generate(**left_padded(PROMPTS[:1]) | WANTED).sequences)
     assert stats.draft_dependence == "the target computes other logits than uag's kernels"
     check_kept(target, "computes other logits")
+
+
+def test_a_function_that_is_replaced_after_the_trial_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where passes run in one call, which does not call it."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    target = LlamaForCausalLM(LlamaConfig(vocab_size=700, eos_token_id=None, **size)).eval()
+    assert run(target, 1.0)[1].is_draft_independent
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *_, **__: (3 * q, 3 * k))
+    expected = target.generate(**left_padded(PROMPTS[:1]) | WANTED).logits
+    for share in (None, 1.0):
+        for found, logits in zip(run(target, share)[0].logits, expected, strict=True):
+            torch.testing.assert_close(found, logits, atol=1e-4, rtol=1e-4)
 
 
 def test_arguments_of_attention_that_uag_does_not_know_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
