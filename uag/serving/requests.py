@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from uag.options import is_whole
 from uag.structured import ANY_OBJECT
 
 _EVERYWHERE = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "generation_config"}
@@ -42,14 +41,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_stop(value: Any) -> bool:
     return all(isinstance(each, str) for each in (value if isinstance(value, list) else [value]))
 
 
-_FEWEST = (lambda value: is_whole(value, 1), "a whole number of 1 or more")
+_FEWEST = (lambda value: _is_whole(value) and value >= 1, "a whole number of 1 or more")
 _VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _FEWEST),
-    "seed": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+    "seed": (_is_whole, "a whole number"),
     "temperature": (lambda value: _is_number(value) and value >= 0, "a number of 0 or more"),
     "top_p": (_is_number, "a number"),
     "frequency_penalty": (lambda value: _is_number(value) and value > -1, "a number above -1"),
