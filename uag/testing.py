@@ -188,16 +188,19 @@ class _Watched(Drafter):
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         self._passed.append(("an `Ask`", weakref.ref(ask)))
         with self._watch("propose"):
-            lines = self.drafter.propose(ask)
+            lines: Any = self.drafter.propose(ask)
         num_rows = len(ask.budgets)
         if not isinstance(lines, Sequence) or len(lines) != num_rows:
             self._fail(f".propose returns {lines!r:.80}: return a list of proposals for each of {num_rows} rows.")
+        for line in lines:
+            if not isinstance(line, list | tuple):
+                self._fail(f".propose returns {line!r:.80} for a row: return a list of proposals.")
         for fault in (fault for line in lines for fault in self._faults(line, ask.vocab_size)):
             self._fail(f".propose returns {fault}")
         for line, budget, limit in zip(lines, ask.budgets, ask.limits, strict=True):
             self.num_dropped += max(len(line) - (budget if line and line[0].is_free else limit), 0)
         self.rounds.append([[index(each.target_id) for each in line] for line in lines])
-        return lines
+        return list(lines)
 
     def _faults(self, line: Sequence[Any], vocab_size: int) -> Iterator[str]:
         for each in line:
@@ -209,8 +212,10 @@ class _Watched(Drafter):
                 yield f"the id {each.target_id!r}: ids are integers."
             if not is_known:
                 yield f"the id {each.target_id}, which the target's {vocab_size} ids do not include."
-            if not 0.0 <= each.confidence <= 1.0:
+            if not _is_share(each.confidence):
                 yield f"the confidence {each.confidence!r}: confidences are 0 to 1."
+            if not isinstance(each.source, str):
+                yield f"the source {each.source!r}: sources are texts."
         if len(is_free := {each.is_free for each in line}) > 1:
             yield "free and other candidates for a row: the first one decides for all."
         if True in is_free and not self.has_free:
@@ -247,6 +252,13 @@ class _Watched(Drafter):
             gc.collect()  # a circle of references is no fault
         if kept := [name for name, passed in self._passed if passed() is not None]:
             self._fail(f" keeps {kept[0]} after `release`, which must free the memory of a call.")
+
+
+def _is_share(value: Any) -> bool:
+    try:
+        return bool(0.0 <= value <= 1.0)
+    except (TypeError, RuntimeError):  # no number, or several
+        return False
 
 
 class _Ids(list[int]):

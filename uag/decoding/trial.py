@@ -75,7 +75,7 @@ class Trial:
     refusal: str = ""
     dependence: str = ""
     is_wrong: bool = False
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: Counter[tuple[str, Any]] = field(default_factory=Counter)
 
 
 def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
@@ -110,7 +110,7 @@ def _is_static(call: Call) -> bool:
 
 def _key(model: Any) -> Any:
     """Return what the result depends on: layers, dtype, device, attention, and attributes that may be switches."""
-    kinds = *models.kinds_of(model), foreign_code.layers_of_others(model)
+    kinds = *models.kinds_of(model), foreign_code.layers_of_others(model), foreign_code.functions(model)
     if not (is_training(model) or foreign_code.has_unknown_code(model)):
         return kinds
     watched = bool | float | (int if is_training(model) else str)  # integers may count passes

@@ -43,7 +43,7 @@ class Verdict:
     limits: Limits | None = field(default=None, compare=False)
     dependence: str = ""
     kernels: OwnKernels = field(default_factory=OwnKernels, compare=False)
-    seen: Counter[str] | None = field(default=None, compare=False)
+    seen: Counter[tuple[str, Any]] | None = field(default=None, compare=False)
     recorded: RecordedTarget | None = field(default=None, compare=False)
     call: Call | None = field(default=None, compare=False)
 

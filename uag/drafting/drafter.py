@@ -79,7 +79,7 @@ class Ask:
             )
         try:
             return [self._cut(*of_row) for of_row in zip(lines, self.budgets, self.limits, strict=True)]
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise OptionError(
                 f"{name}.propose returned {lines!r:.80}: {error}. Return lists of uag.proposal.Proposal, whose "
                 "target_id is an integer and whose confidence is a number from 0 to 1."
@@ -87,10 +87,15 @@ class Ask:
 
     def _cut(self, line: Sequence[Proposal], budget: int, limit: int) -> list[Proposal]:
         kept = line[: budget if line and line[0].is_free else limit]
-        # A drafter may propose NumPy's integers, or tensors.
-        kept = [one if type(one.target_id) is int else replace(one, target_id=index(one.target_id)) for one in kept]
         if not all(0.0 <= each.confidence <= 1.0 for each in kept):
             raise ValueError("a confidence is not between 0 and 1")
+        # A drafter may propose NumPy's numbers, or tensors.
+        kept = [
+            each
+            if type(each.target_id) is int and type(each.confidence) is float
+            else replace(each, target_id=index(each.target_id), confidence=float(each.confidence))
+            for each in kept
+        ]
         beyond = next((i for i, each in enumerate(kept) if not 0 <= each.target_id < self.vocab_size), len(kept))
         if beyond < len(kept) and not kept[0].is_free:  # a prompt may have ids that the head lacks, like image markers
             self.dropped_ids.append(kept[beyond].target_id)

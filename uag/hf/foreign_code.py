@@ -79,6 +79,14 @@ def of_others(model: Any) -> str:
 
 
 @per_call
+def functions(model: Any) -> tuple[FunctionType, ...]:
+    """Return the functions that a model's classes in transformers call by name; other code may replace them."""
+    names = dict.fromkeys(type(module).__module__ for module in modules(model))
+    places = [vars(sys.modules[name]) for name in names if name.startswith("transformers.models.")]
+    return tuple(value for place in places for value in list(place.values()) if isinstance(value, FunctionType))
+
+
+@per_call
 def has_unknown_code(model: Any) -> bool:
     """Return whether a model has code outside PyTorch and transformers, which may change what it computes."""
     kinds = set(map(type, modules(model)))

@@ -47,6 +47,8 @@ def _sdpa(
 ) -> torch.Tensor | None:
     if dropout_p or not operations.fits_attention(query, key, value):
         return None
+    if attn_mask is not None and (is_causal or attn_mask.dim() < 2):
+        return None  # PyTorch raises an error, or applies both
     if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
         return None
     mask = operations.causal_mask(query, key) if is_causal else attn_mask
@@ -70,16 +72,17 @@ def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
 
 
 def _bmm(x: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor | None:
-    return _matmul(x, mat2)
+    return _matmul(x, mat2) if x.dim() == mat2.dim() == 3 and len(x) == len(mat2) else None
 
 
 def _baddbmm(
     added: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor | None:
-    product = _matmul(batch1, batch2)
-    if product is None or beta == 0:  # then `added` may be anything
-        return product if product is None else alpha * product
-    return beta * added + alpha * product
+    product = _bmm(batch1, batch2)
+    if product is None or added.dtype is not product.dtype:
+        return None
+    added = added.expand_as(product)
+    return alpha * product if beta == 0 else beta * added + alpha * product  # with 0, `added` may be NaN
 
 
 def _conv1d(
@@ -100,6 +103,8 @@ def _conv1d(
         is_dense and x.dim() == 3 and x.dtype in TYPES and len(dtypes) == 1 and is_single == (weight.shape[1] == 1)
     ):
         return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None  # PyTorch raises an error
     # A token's channels lie side by side, as for a single token, so what follows sums them in the same order.
     padded = functional.pad(x.transpose(1, 2).contiguous(), (0, 0, pads, pads))
     num_tokens = padded.shape[1] - size + 1
@@ -124,7 +129,8 @@ def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor | None:
 
 
 def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor | None:
-    return kernel.gate(x, "gelu" if approximate == "none" else "gelu_tanh")
+    kind = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
+    return kernel.gate(x, kind) if kind else None
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor | None:

@@ -29,8 +29,8 @@ class _State(threading.local):
     """Whether this thread's passes also use the kernels for the products of a prompt, however many rows they have."""
     replaces_functions = False
     """Whether `Functions` is active."""
-    passed_on: Counter[str] | None = None
-    """What this thread's passes left to PyTorch although a kernel exists, by name; None if nobody asks."""
+    passed_on: Counter[tuple[str, Any]] | None = None
+    """What this thread's passes left to PyTorch although a kernel exists, by name and None; None if nobody asks."""
 
 
 state = _State()
@@ -44,7 +44,7 @@ def direct() -> AbstractContextManager[Any]:
 def pass_on(name: str) -> None:
     """Count an operation that the kernels leave to PyTorch."""
     if state.passed_on is not None:
-        state.passed_on[name] += 1
+        state.passed_on[name, None] += 1
 
 
 def is_usual(x: Any) -> bool:

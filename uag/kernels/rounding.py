@@ -47,7 +47,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         sizes: the operations' names, each with the sizes by which it may round.
-        counts: how often each name was seen, and what the kernels left to PyTorch.
+        counts: how often each was seen, and what the kernels left to PyTorch, whose sizes are None.
     """
 
     supports_higher_order_operators = True  # flex attention
@@ -56,7 +56,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: set[tuple[str, Any]] = set()
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[tuple[str, Any]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note an operation and run it."""
@@ -64,7 +64,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = _kind(func)
         if known != "move" and (sizes := _sizes(known, func, args, kwargs)) is not None:
             self.sizes.add((func.name(), sizes))
-            self.counts[func.name()] += 1
+            self.counts[func.name(), sizes] += 1
         return func(*args, **kwargs)
 
 
@@ -156,9 +156,10 @@ def watching() -> Iterator[Seen]:
 
 
 @contextmanager
-def _counting(counts: Counter[str]) -> Iterator[None]:
-    before, operations.state.passed_on = operations.state.passed_on, counts
-    try:
+def _counting(counts: Counter[tuple[str, Any]]) -> Iterator[None]:
+    before = operations.state.passed_on
+    try:  # an interrupt may come at any place
+        operations.state.passed_on = counts
         yield
     finally:
         operations.state.passed_on = before
@@ -167,16 +168,17 @@ def _counting(counts: Counter[str]) -> Iterator[None]:
 class Watch:
     """Notices what a call's passes run in PyTorch, but those of the target's trial did not.
 
-    What the kernels leave to PyTorch is counted in each pass. All operations are noted in the first pass with
-    candidates only, and only with `looks_closely`, since that costs some microseconds for each.
+    What the kernels leave to PyTorch is counted in each pass. All operations are noted only with `looks_closely`, and
+    only in passes that are wider than those before, since that costs some microseconds for each.
 
     Attributes:
         found: what the last pass ran, phrased to follow "the target"; empty if there is nothing.
     """
 
-    def __init__(self, known: Counter[str] | None = None, *, looks_closely: bool = False) -> None:
+    def __init__(self, known: Counter[tuple[str, Any]] | None = None, *, looks_closely: bool = False) -> None:
         self.found = ""
-        self._known, self._looks_closely = known, looks_closely
+        self._known = known
+        self._widest = 1 if looks_closely else operations.ANY
 
     @contextmanager
     def over(self, width: int) -> Iterator[bool]:
@@ -185,10 +187,10 @@ class Watch:
             self.found = ""
             yield False
             return
-        is_close = self._looks_closely and width > 1
-        self._looks_closely = self._looks_closely and not is_close
-        counts: Counter[str] = Counter()
-        with watching() if is_close else nullcontext() as seen, _counting(seen.counts if seen else counts):
+        is_close = width > self._widest  # a class may compute longer blocks in another way
+        self._widest = max(width, self._widest)
+        seen = Seen()
+        with seen if is_close else nullcontext(), _counting(seen.counts):
             yield is_close
-        names = sorted((seen.counts if seen else counts) - self._known)
+        names = sorted({name for name, _ in seen.counts - self._known})
         self.found = f"ran {', '.join(names)} in PyTorch, unlike in its trial" if names else ""

@@ -1,7 +1,7 @@
 """Fields of requests that transformers' server ignores, runs or reads differently from OpenAI's API."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -35,6 +35,32 @@ REFUSED: dict[str, Any] = {
 }
 """Fields that are refused, with the values that ask for nothing: alternatives are a tuple, and an object may lack keys.
 None asks for nothing everywhere."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_stop(value: Any) -> bool:
+    return all(isinstance(each, str) for each in (value if isinstance(value, list) else [value]))
+
+
+_FEWEST = (lambda value: _is_whole(value) and value >= 1, "a whole number of 1 or more")
+_VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _FEWEST),
+    "seed": (_is_whole, "a whole number"),
+    "temperature": (lambda value: _is_number(value) and value >= 0, "a number of 0 or more"),
+    "top_p": (_is_number, "a number"),
+    "frequency_penalty": (lambda value: _is_number(value) and value > -1, "a number above -1"),
+    "stop": (_is_stop, "a text, or a list of texts"),
+    "stream": (lambda value: isinstance(value, bool), "true or false"),
+    "stream_options": (lambda value: isinstance(value, dict), "an object"),
+}
+"""Checks of values that transformers would convert, such as "false" to true, or refuse in the midst of a stream."""
 
 _WITH_TOOLS: dict[str, Any] = {"tool_choice": "auto", "parallel_tool_calls": True}  # the same, for requests with tools
 
@@ -89,6 +115,9 @@ def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:
             one = default[0] if isinstance(default, tuple) else default
             other = "" if one is None else f", or send {json.dumps(one)}"
             yield f"{name}={json.dumps(value):.80} is not supported: leave it out{other}."
+        is_valid, expected = _VALID.get(name, (lambda _: True, ""))
+        if value is not None and not is_valid(value):
+            yield f"{name}={json.dumps(value):.80} must be {expected}."
 
 
 def _of_messages(body: dict[str, Any], parts: set[str]) -> Iterator[str]:

@@ -3,6 +3,8 @@
 import random
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -107,7 +109,8 @@ class Garbage(Careless):
 LISTS, PROPOSALS = "Return one list of .* each row, empty", r"Return lists of uag\.proposal\.Proposal"
 WRONG: list[Any] = [3, None, "ab", (3, 0.5), Proposal("3", 0.5), Proposal(3.0, 0.5)]  # type: ignore[arg-type]
 WRONG += [Proposal(torch.tensor([3, 4]), 0.5)]  # type: ignore[arg-type]
-WRONG += [Proposal(3, share) for share in (None, "0.5", 1.5, -0.1, float("nan"))]  # type: ignore[arg-type]
+SHARES: list[Any] = [None, "0.5", 1.5, -0.1, float("nan"), torch.tensor([0.5, 0.5]), 0.5j]
+WRONG += [Proposal(3, share) for share in SHARES]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,13 @@ def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], mes
     assistant = uag.Assistant(None, drafter=Garbage(make), num_candidate_tokens=length)
     with pytest.raises(OptionError, match=rf"(?s)Garbage\.propose returned {message}"):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
+
+
+@pytest.mark.parametrize("share", [Decimal("0.5"), Fraction(1, 2), np.float32(0.5), torch.tensor([0.5]), True, 0])
+def test_a_confidence_may_be_any_number(share: Any) -> None:
+    assistant = uag.Assistant(None, drafter=Garbage(lambda: [[Proposal(3, share)]] * 3))
+    assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
+    assert assistant.stats.num_candidate_tokens
 
 
 @pytest.mark.parametrize("wrong", [-1, 649, 2**70])
@@ -302,6 +312,10 @@ class Remains(Repeats):
         pass
 
 
+def _sure(share: Any) -> Any:
+    return _proposes(lambda ask: [[Proposal(3, share)] for _ in ask.limits])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -310,6 +324,11 @@ class Remains(Repeats):
         (_proposes(lambda ask: [[Proposal(3.0, 0.5)] for _ in ask.limits]), "returns the id 3.0"),  # type: ignore[arg-type]
         (_proposes(lambda ask: [[Proposal(3, 1.5)] for _ in ask.limits]), "returns the confidence 1.5"),
         (_proposes(lambda ask: [[Proposal(3, float("nan"))] for _ in ask.limits]), "returns the confidence nan"),
+        *((_sure(share), "returns the confidence") for share in SHARES),
+        (_proposes(lambda ask: [None for _ in ask.limits]), "returns None for a row"),
+        (_proposes(lambda ask: [{Proposal(3, 0.5)} for _ in ask.limits]), "returns {.* for a row"),
+        (_proposes(lambda ask: [(Proposal(3, 0.5) for _ in "ab") for _ in ask.limits]), "returns <generator.* a row"),
+        (_proposes(lambda ask: [[Proposal(3, 0.5, source=[])] for _ in ask.limits]), r"returns the source \[\]"),  # type: ignore[arg-type]
         (_proposes(lambda ask: [[Proposal(649, 0.5)] for _ in ask.limits]), "the id 649, which the target"),
         (_proposes(lambda ask: [[Proposal(3, 0.5, is_free=True)] for _ in ask.limits]), "`has_free` is False"),
         (

@@ -1,6 +1,7 @@
 """Whatever makes PyTorch compute what the trial saw uag's kernels compute, or compute more, is seen and named."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import FunctionType
@@ -9,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import LlamaForCausalLM, MixtralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralForCausalLM
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import repeat_kv
 from transformers.models.mixtral import modeling_mixtral
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded
+from tests.support.forked import interrupted
 from tests.support.grids import covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
-from uag.kernels import kernel, operations, recurrences, watching
+from uag.kernels import Watch, kernel, operations, recurrences, watching
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 NEW = 14
@@ -161,6 +163,36 @@ def test_an_operation_that_is_switched_on_after_the_trial_is_seen(extra: Any) ->
     assert check_kept(target, "unlike in its trial").num_accepted_tokens == 0
 
 
+def test_passes_that_are_wider_than_those_before_are_looked_at_again() -> None:
+    """A class may compute longer blocks, or the same operation over another layout, in another way."""
+    with watching() as seen:
+        torch.ones(1, 4, 8).mean(-1)
+    watch = Watch(seen.counts, looks_closely=True)
+    found = []
+    for width, function in (
+        (4, lambda x: x.mean(-1)),
+        (12, functional.mish),
+        (8, lambda x: x.mean(-1)),
+        (25, lambda x: x.mT.contiguous().mean(1)),
+        (26, lambda x: x.mean(-1)),
+    ):
+        with watch.over(width) as is_close:
+            function(torch.ones(1, width, 8))
+        assert is_close == (width != 8)
+        found.append(watch.found)
+    assert ["aten::mish" in found[1], "aten::mean.dim" in found[3]] == [True, True]
+    assert found[::2] == [""] * 3
+
+
+def test_after_an_interrupt_nothing_is_counted() -> None:
+    def work() -> None:
+        with Watch(Counter(), looks_closely=True).over(2):
+            torch.ones(2).add(1)
+
+    assert {operations.state.passed_on for _ in interrupted(work)} == {None}
+    assert operations.state.passed_on is None
+
+
 @pytest.mark.usefixtures("layer_by_layer")
 @pytest.mark.parametrize("name", ["linear", "attention"])
 def test_a_kernel_that_steps_aside_in_a_call_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +236,19 @@ def test_attention_of_another_meaning_is_found(share: float | None, monkeypatch:
     assert torch.equal(found.sequences, target.generate(**left_padded(PROMPTS[:1]) | WANTED).sequences)
     assert stats.draft_dependence == "the target computes other logits than uag's kernels"
     check_kept(target, "computes other logits")
+
+
+def test_a_function_that_is_replaced_after_the_trial_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where passes run in one call, which does not call it."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    target = LlamaForCausalLM(LlamaConfig(vocab_size=700, eos_token_id=None, **size)).eval()
+    assert run(target, 1.0)[1].is_draft_independent
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *_, **__: (3 * q, 3 * k))
+    expected = target.generate(**left_padded(PROMPTS[:1]) | WANTED).logits
+    for share in (None, 1.0):
+        for found, logits in zip(run(target, share)[0].logits, expected, strict=True):
+            torch.testing.assert_close(found, logits, atol=1e-4, rtol=1e-4)
 
 
 def test_arguments_of_attention_that_uag_does_not_know_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

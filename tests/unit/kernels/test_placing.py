@@ -288,3 +288,28 @@ def test_complex_products_and_sums_of_exponentials_do_not_depend_on_the_block() 
             found, parts = function(x), [function(x[:n]) for n in (1, 3, 8)]
         torch.testing.assert_close(found, function(x))
         assert all(torch.equal(part, found[: len(part)]) for part in parts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.bmm(x[0], x[0].T),
+        lambda x: torch.bmm(x, x[:1].mT),
+        lambda x: torch.baddbmm(x.new_zeros(2, 2, 3, 3), x, x.mT),
+        lambda x: torch.baddbmm(torch.ones(3, dtype=torch.long), x, x.mT),
+        lambda x: nn.functional.gelu(x, approximate="none of these"),
+        lambda x: nn.functional.conv1d(x, x.new_ones(3, 1, 2), x.new_ones(1), groups=3),
+        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], x.new_zeros(3)),
+        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], x @ x.mT, is_causal=True),
+    ],
+)
+def test_what_pytorch_refuses_is_refused(function: Any) -> None:
+    x = torch.randn(2, 3, SIZE)
+    with pytest.raises((RuntimeError, IndexError)):
+        function(x)
+    with (
+        OwnKernels(model_of(nn.Linear(SIZE, SIZE)), everywhere=True).running(),
+        pytest.raises((RuntimeError, IndexError)),
+    ):
+        function(x)

@@ -50,6 +50,7 @@ def test_fields_that_answers_obey_are_fields_of_transformers_server() -> None:
         assert SERVED[path] <= handler._valid_params_class.__mutable_keys__, path
 
 
+WRONG: list[Any] = [1.5, True, "1", [], {}]  # for a whole number, and those behind the first one for any
 ASKING: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_schema", "grammar", ["json_object"])),
     *((CHAT, {"response_format": {"type": "json_schema", "json_schema": each}}) for each in ({}, 3, {"schema": True})),
@@ -71,6 +72,11 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {name: "high"}) for name in ("reasoning_effort", "verbosity")),
     *((CHAT, {name: 1}) for name in ("min_tokens", "ignore_eos", "top_k", "guided_json", "suffix")),
     (CHAT, {"generation_config": '{"num_return_sequences": 2}'}),
+    *((CHAT, {name: value}) for name in ("max_completion_tokens", "seed") for value in WRONG),
+    *((COMPLETIONS, {name: value}) for name in ("temperature", "top_p") for value in WRONG[1:]),
+    (CHAT, {"stream_options": True}),
+    *((COMPLETIONS, {"stop": value}) for value in [*WRONG[:2], ["a", None], {}]),
+    *((COMPLETIONS, {name: -1}) for name in ("max_tokens", "temperature", "frequency_penalty")),
     *((COMPLETIONS, {"logprobs": num}) for num in (0, 1, True)),
     (COMPLETIONS, {"suffix": "b"}),
     (COMPLETIONS, {"best_of": 2}),
@@ -149,6 +155,11 @@ def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[s
 )
 def test_what_asks_for_nothing_is_accepted(path: str, fields: dict[str, Any]) -> None:
     assert said(fields, path, chat_template="{{ tools }}") == ""
+
+
+@pytest.mark.parametrize("value", ["false", 0, 1, []])
+def test_a_request_that_may_want_a_stream_is_refused(value: Any) -> None:
+    assert said({"stream": value}) == f"stream={json.dumps(value)} must be true or false."
 
 
 def test_parts_and_tools_depend_on_the_target() -> None:
