@@ -104,7 +104,7 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 
 static const Kernel *const kernels[] = {0, &kernel_avx2, &kernel_avx512, &kernel_avx512};
 static const Kernel *const coders[] = {0, &kernel_avx2, &kernel_avx2, &kernel_avx512}; /* those with BF16 have VNNI */
-/* 0 if there is no kernel for this processor, 1 for AVX2, 2 for AVX-512, 3 for that with PAIRS. Zig has a stub of the built-in test. */
+/* 0 if there is no kernel for this processor, 1 for AVX2, 2 for AVX-512, 3 for that with PAIRS. Zig's __builtin_cpu_supports is always 0. */
 int rows_level(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return 0; /* those that have it have FMA and F16C */
@@ -156,7 +156,7 @@ void rows_use(void (*GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned
               int (*omp_get_num_threads)(void), void (*GOMP_barrier)(void)) {
     parallel = GOMP_parallel, this_thread = omp_get_thread_num, all_threads = omp_get_num_threads, barrier = GOMP_barrier;
 }
-#ifdef _WIN32 /* other names: PyTorch's OpenMP has the functions there that MSVC's programs call */
+#ifdef _WIN32 /* where these have other names, and PyTorch's OpenMP has the functions that MSVC's programs call */
 #define aligned_alloc(alignment, size) _aligned_malloc(size, alignment)
 #define free _aligned_free
 static void (*vcomp_fork)(int, int, void (*)(void *), ...), (*vcomp_set)(int);

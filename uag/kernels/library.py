@@ -34,7 +34,7 @@ def load(folder: Path) -> tuple[Any, int, str, str]:
         library = _open(folder)
     except OSError as error:
         return None, 0, "", str(error)
-    level = min(library.rows_level(), most)
+    level = min(library.rows_level(), most)  # PyTorch has asked whether the system saves the registers, too
     name = ("", "NEON" if is_arm else "AVX2", "AVX512", "AVX512")[level]
     return library, level, name, "" if name else "this processor has no AVX2"
 
