@@ -1,6 +1,7 @@
-"""What pyproject.toml cannot say about Windows: `uag/adapters`, a link, is a text file there; nor are there kernels."""
+"""What pyproject.toml cannot say about Windows: the link `uag/adapters` is a text file; Zig compiles the kernels."""
 
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -8,13 +9,23 @@ from setuptools.command.build_ext import build_ext
 
 
 class Kernels(build_ext):
-    """Compile the kernels, but not on Windows: MSVC cannot, and PyTorch's OpenMP lacks functions there."""
+    """Compile the kernels; on Windows by Zig, which pip installs for the build, since MSVC cannot."""
 
-    def run(self):
-        if sys.platform == "win32":
-            self.warn("uag's kernels are not compiled on Windows; PyTorch's operations serve instead")
-            self.extensions = []
-        super().run()
+    def build_extension(self, ext):
+        if sys.platform != "win32":
+            super().build_extension(ext)
+        elif sysconfig.get_platform() != "win-amd64":
+            self.warn(
+                "uag's kernels are not compiled for this processor on Windows; PyTorch's operations serve instead"
+            )
+        else:
+            path = self.get_ext_fullpath(ext.name)
+            built = str(Path(self.build_temp, Path(path).name))  # Zig leaves another file beside it
+            zig = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared", "-s"]
+            for folder in (Path(path).parent, self.build_temp):
+                self.mkpath(str(folder))
+            self.spawn([*zig, *ext.extra_compile_args, *ext.sources, "-o", built])
+            self.copy_file(built, path)
 
 
 packages = find_packages(include=["uag", "uag.*"])

@@ -107,7 +107,7 @@ OF_OTHERS = {
     "candidates.py": {"_assisted_decoding", "_get_candidate_generator", "_validate_generation_mode"},
     "forks.py": {"_at_fork_reinit", "_is_owned"},
     "generate_hook.py": {"_is_user_defined"},
-    "kernels/library.py": {"_rows"},
+    "kernels/library.py": {"_rows", "_vcomp_barrier", "_vcomp_fork", "_vcomp_set_num_threads"},
     "kernels/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
     "kernels/rounding.py": {"_schema"},
     "serving/server.py": {"_generation_state", "_model_manager"},

@@ -52,6 +52,7 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 }
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 /* 32 registers. AT_ONCE was fastest. GCC would read x again for each product without KEEP, but only one read fits in a cycle.
@@ -103,12 +104,12 @@ static inline v4 sum4(v4 a, v4 b, v4 c, v4 d) { /* the sums over the lanes of ea
 
 static const Kernel *const kernels[] = {0, &kernel_avx2, &kernel_avx512, &kernel_avx512};
 static const Kernel *const coders[] = {0, &kernel_avx2, &kernel_avx2, &kernel_avx512}; /* those with BF16 have VNNI */
-/* 0 if there is no kernel for this processor, 1 for AVX2, 2 for AVX-512, 3 for AVX-512 with PAIRS. */
+/* 0 if there is no kernel for this processor, 1 for AVX2, 2 for AVX-512, 3 for that with PAIRS. Zig's __builtin_cpu_supports is always 0. */
 int rows_level(void) {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0; /* those that have them have F16C */
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) return 1;
-    return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return 0; /* those that have it have FMA and F16C */
+    if (~b & (bit_AVX512F | bit_AVX512BW | bit_AVX512VL)) return 1;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & bit_AVX512BF16 ? 3 : 2;
 }
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -146,13 +147,6 @@ int rows_level(void) { return 1; }
 
 static int dots_type(int type, int level) { return type == BF16 && level == 3 ? PAIRS : type; }
 static int64_t packed(int64_t n, int type) { return blocks(n * SIZE(type), 64) * (type == F32 || type == PAIRS ? 16 : 32); }
-#ifdef _WIN32 /* which has these by other names */
-#include <malloc.h>
-#define aligned_alloc(alignment, size) _aligned_malloc(size, alignment)
-#define free _aligned_free
-#endif
-static float *floats(int64_t n) { return aligned_alloc(64, blocks(n + 1, 16) * 64); }
-
 /* Loops run in PyTorch's own threads. `rows_use` takes four functions of the OpenMP library that PyTorch has loaded: GCC's
    and LLVM's all have them. So nothing is linked, -fopenmp is not needed, and no second library starts more threads. */
 static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
@@ -162,6 +156,16 @@ void rows_use(void (*GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned
               int (*omp_get_num_threads)(void), void (*GOMP_barrier)(void)) {
     parallel = GOMP_parallel, this_thread = omp_get_thread_num, all_threads = omp_get_num_threads, barrier = GOMP_barrier;
 }
+#ifdef _WIN32 /* where these have other names, and PyTorch's OpenMP has the functions that MSVC's programs call */
+#define aligned_alloc(alignment, size) _aligned_malloc(size, alignment)
+#define free _aligned_free
+static void (*vcomp_fork)(int, int, void (*)(void *), ...), (*vcomp_set)(int);
+static void fork_vcomp(void (*run)(void *), void *of, unsigned threads, unsigned flags) { vcomp_set((int)threads), vcomp_fork(1, 1, run, of); }
+void rows_use_vcomp(void (*fork)(int, int, void (*)(void *), ...), void (*set_num_threads)(int)) {
+    vcomp_fork = fork, vcomp_set = set_num_threads, parallel = fork_vcomp; }
+#endif
+static float *floats(int64_t n) { return aligned_alloc(64, blocks(n + 1, 16) * 64); }
+
 typedef struct { void (*run)(const void *, int64_t); const void *job; int64_t n; } Loop;
 static void share(void *of) {
     const Loop *loop = of;

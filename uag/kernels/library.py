@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from importlib import machinery
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def load(folder: Path) -> tuple[Any, int, str, str]:
         library = _open(folder)
     except OSError as error:
         return None, 0, "", str(error)
-    level = min(library.rows_level(), most)
+    level = min(library.rows_level(), most)  # PyTorch has asked whether the system saves the registers, too
     name = ("", "NEON" if is_arm else "AVX2", "AVX512", "AVX512")[level]
     return library, level, name, "" if name else "this processor has no AVX2"
 
@@ -47,9 +48,8 @@ def _open(folder: Path) -> Any:
     paths = (folder / f"_rows{suffix}" for suffix in machinery.EXTENSION_SUFFIXES)
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        if sys.platform == "win32":
-            raise OSError("they are not compiled on Windows")
-        raise OSError("they were not compiled at installation, which needs GCC or Clang")
+        compiler = "ziglang" if sys.platform == "win32" else "GCC or Clang"
+        raise OSError(f"they were not compiled at installation, which needs {compiler}")
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -63,12 +63,25 @@ def _open(folder: Path) -> Any:
         is_current = False
     if not is_current:
         raise OSError("they were compiled from another version of uag; install it again")
-    # This finds functions of the libraries that PyTorch depends on: of its own OpenMP, whichever it is.
-    name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
-    openmp = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"
     try:
-        pytorch = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / name))
-        library.rows_use(*(ctypes.cast(getattr(pytorch, function), ctypes.c_void_p) for function in openmp))
+        _use_threads(library)
     except (OSError, AttributeError) as error:
         raise OSError("PyTorch was built without OpenMP") from error
     return library
+
+
+def _use_threads(library: Any) -> None:
+    """Hand the library the functions of PyTorch's own OpenMP, whichever it is; raise if there is none."""
+    names = {"win32": "libiomp5md.dll", "darwin": "libtorch_cpu.dylib"}  # a search includes what that depends on
+    path = Path(torch.__file__).with_name("lib") / names.get(sys.platform, "libtorch_cpu.so")
+    openmp = ctypes.CDLL(str(path))
+
+    def pointers(*functions: str) -> Iterator[ctypes.c_void_p]:
+        return (ctypes.cast(getattr(openmp, function), ctypes.c_void_p) for function in functions)
+
+    counts = "omp_get_thread_num", "omp_get_num_threads"
+    if sys.platform == "win32":
+        library.rows_use(None, *pointers(*counts, "_vcomp_barrier"))
+        library.rows_use_vcomp(*pointers("_vcomp_fork", "_vcomp_set_num_threads"))
+    else:
+        library.rows_use(*pointers("GOMP_parallel", *counts, "GOMP_barrier"))

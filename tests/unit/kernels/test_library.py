@@ -1,11 +1,15 @@
 """Where there are no kernels, one sentence says why, and calls run with PyTorch's operations."""
 
+import ctypes
 import os
 import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -51,7 +55,7 @@ def test_a_call_without_compiled_kernels_says_so_in_its_statistics(tmp_path: Pat
     ("reason", "system", "content"),
     [
         ("they were not compiled at installation, which needs GCC or Clang", "linux", None),
-        ("they are not compiled on Windows", "win32", None),
+        ("they were not compiled at installation, which needs ziglang", "win32", None),
         ("they cannot be loaded (", "linux", b"no library"),
         ("they were compiled from another version of uag", "linux", Path(tokenizers.tokenizers.__file__)),
     ],
@@ -79,13 +83,48 @@ def test_a_pytorch_without_openmp_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert library.load(Path(kernel.__file__).parent)[3] == "PyTorch was built without OpenMP"
 
 
-def test_on_windows_an_installation_says_that_there_are_no_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("processor", ["amd64", "arm64"])
+def test_on_windows_zig_compiles_the_kernels_for_amd64(
+    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    built = []
+
+    def spawn(self: object, command: list[str]) -> None:
+        built.append(command)
+        Path(command[-1]).write_bytes(b"a library")
+
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "platform", "win32")
-    folders = [f"--{name}={tmp_path}" for name in ("build-lib", "build-temp")]
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: f"win-{processor}")
+    monkeypatch.setattr("setuptools.Command.spawn", spawn)
+    folders = [f"--{name}={tmp_path / name}" for name in ("build-lib", "build-temp")]
     monkeypatch.setattr(sys, "argv", ["setup.py", "build_ext", *folders])
     runpy.run_path(str(ROOT / "setup.py"))
-    assert "uag's kernels are not compiled on Windows" in caplog.text
-    assert not list(tmp_path.rglob("_rows*"))
+    if processor == "amd64":
+        assert built[0][1:4] == ["-m", "ziglang", "cc"]
+        assert "-ffp-contract=off" in built[0]
+        assert [path.name[:6] for path in (tmp_path / "build-lib" / "uag" / "kernels").iterdir()] == ["_rows."]
+    else:
+        assert not built
+        assert "uag's kernels are not compiled for this processor on Windows" in caplog.text
+
+
+def test_on_windows_the_kernels_run_in_the_threads_of_intels_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = ctypes.CFUNCTYPE(None)(lambda: None)
+    opened, names, used = [], [], Mock()
+
+    class Openmp:
+        def __init__(self, path: str) -> None:
+            opened.append(Path(path).name)
+
+        def __getattr__(self, name: str) -> Any:
+            names.append(name)
+            return function
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "CDLL", Openmp)
+    library._use_threads(used)
+    assert opened == ["libiomp5md.dll"]
+    counts = ["omp_get_thread_num", "omp_get_num_threads"]
+    assert names == [*counts, "_vcomp_barrier", "_vcomp_fork", "_vcomp_set_num_threads"]
+    assert [call[0] for call in used.method_calls] == ["rows_use", "rows_use_vcomp"]
