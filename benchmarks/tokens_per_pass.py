@@ -5,7 +5,8 @@
 
 The pairs are the demo pair and, if UAG_SHARED (default ../shared) has them, the six ordered pairs of the three trained
 stories models; or the pair of --target and --draft, on the bundled prompts or those of a file. For transformers, a hook
-on the target counts passes and candidates; for uag, its statistics do.
+on the target counts passes and candidates; for uag, its statistics do. uag reads the prompt in a pass of its own, which
+is not counted; transformers verifies its first candidates in that pass.
 
 transformers fixes the number of DRAFT tokens per round (--candidates), whose number of target tokens varies. So its arm
 runs first, and uag runs with more and more candidates until its passes verify as many on average; its figure is
@@ -85,10 +86,10 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: int) -> tuple[Tally, list[Tally]]:
     """Return the figures of transformers' path, and those of uag with more and more candidates."""
 
-    def tally(arm: Arm) -> Tally:
+    def tally(arm: Arm, num_without: int = 0) -> Tally:
         records = common.measure_equal(pair, [arm], texts, num_tokens, num_trials=1)
         records = [record for record in records if record.arm == arm.name]
-        num_passes = sum(record.num_target_forwards for record in records)
+        num_passes = sum(record.num_target_forwards - num_without for record in records)
         num_candidates = sum(record.num_candidate_tokens for record in records)
         return Tally(num_candidates / num_passes, sum(record.num_output_tokens for record in records) / num_passes)
 
@@ -102,7 +103,7 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: in
     length = max(1, math.floor(peer.num_candidates))
     for _ in range(MAX_TRIES):
         assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=length)
-        ours.append(tally(assisted("uag", assistant, pair.target)))
+        ours.append(tally(assisted("uag", assistant, pair.target), num_without=1))
         missing = peer.num_candidates - ours[-1].num_candidates
         if missing <= 0:
             break
