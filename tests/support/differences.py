@@ -23,9 +23,7 @@ def differences(
         return
     one, other = _as_data(one), _as_data(other)
     if isinstance(one, torch.Tensor):
-        in_cache = ".cache" in path or ".past_key_values" in path
-        # A convolution's state, which plain decoding changes in place, is a new tensor after a rollback.
-        if one.requires_grad != other.requires_grad or (one.is_inference() != other.is_inference() and not in_cache):
+        if _modes_differ(one, other, path):
             yield path, "of another gradient or inference mode"
         one, other = (_comparable(each, path) for each in (one, other))
         if "scores" in path and one.shape == other.shape:
@@ -56,6 +54,12 @@ def _as_data(value: Any) -> Any:
     if isinstance(value, GenerationConfig):
         return repr(value.to_dict())
     return vars(value) if type(value).__module__.startswith("tests.") else value
+
+
+def _modes_differ(one: torch.Tensor, other: torch.Tensor, path: str) -> bool:
+    # A convolution's state, which plain decoding changes in place, is a new tensor after a rollback.
+    is_state = ".cache" in path or ".past_key_values" in path
+    return one.requires_grad != other.requires_grad or (one.is_inference() != other.is_inference() and not is_state)
 
 
 def _without_near_ties(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> tuple[torch.Tensor, torch.Tensor]:
