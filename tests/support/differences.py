@@ -25,10 +25,7 @@ def differences(
     if isinstance(one, torch.Tensor):
         if _modes_differ(one, other, path):
             yield path, "of another gradient or inference mode"
-        one, other = (_comparable(each, path) for each in (one, other))
-        if "scores" in path and one.shape == other.shape:
-            one, other = _without_near_ties(one, other, tolerance)
-        detail = _tensors_differ(one, other, mask, tolerance)
+        detail = _tensors_differ(*_comparable(one, other, path, tolerance), mask, tolerance)
         if detail:
             yield path, detail
     elif isinstance(one, dict) and list(one) == list(other):
@@ -41,11 +38,16 @@ def differences(
         yield path, f"{other!r:.200}, plainly {one!r:.200}"
 
 
-def _comparable(tensor: torch.Tensor, path: str) -> torch.Tensor:
-    if "hidden_states" in path and tensor.dim() == 4:  # Gemma 3n keeps several streams: [4, rows, ...]
-        return tensor.transpose(0, 1)
+def _comparable(
+    one: torch.Tensor, other: torch.Tensor, path: str, tolerance: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if "hidden_states" in path and one.dim() == other.dim() == 4:  # Gemma 3n keeps several streams: [4, rows, ...]
+        return one.transpose(0, 1), other.transpose(0, 1)
+    if "scores" not in path:
+        return one, other
     # SynthID lets an improbable token pass, or not, by the rounding of the others.
-    return tensor.where(tensor.isinf(), tensor.clamp(min=_LEAST_SCORE)) if "scores" in path else tensor
+    one, other = (each.where(each.isinf(), each.clamp(min=_LEAST_SCORE)) for each in (one, other))
+    return _without_near_ties(one, other, tolerance) if one.shape == other.shape else (one, other)
 
 
 def _as_data(value: Any) -> Any:
