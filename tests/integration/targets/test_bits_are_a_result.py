@@ -186,7 +186,7 @@ def test_passes_that_are_wider_than_those_before_are_looked_at_again() -> None:
 
 def test_after_an_interrupt_nothing_is_counted() -> None:
     def work() -> None:
-        with Watch(Counter(), looks_closely=True).over(2):
+        with Watch(Counter()).over(2):
             torch.ones(2).add(1)
 
     assert {operations.state.passed_on for _ in interrupted(work)} == {None}
