@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
@@ -186,11 +187,14 @@ def test_passes_that_are_wider_than_those_before_are_looked_at_again() -> None:
 
 def test_after_an_interrupt_nothing_is_counted() -> None:
     def work() -> None:
-        with Watch(Counter()).over(2):
+        with Watch(Counter(), looks_closely=True).over(2):
             torch.ones(2).add(1)
 
-    assert {operations.state.passed_on for _ in interrupted(work)} == {None}
-    assert operations.state.passed_on is None
+    def left() -> set[Any]:
+        return {operations.state.passed_on for _ in interrupted(work)}
+
+    with ThreadPoolExecutor(1) as pool:  # an interrupt within PyTorch's own code leaves its mode in the thread
+        assert pool.submit(left).result() == {None}
 
 
 @pytest.mark.usefixtures("layer_by_layer")
