@@ -265,6 +265,8 @@ def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     processors: LogitsProcessorList = model.generate(
         **given, custom_generate=lambda *_, logits_processor, **__: logits_processor
     )
+    if is_cast(case) and processors:  # whose filters and own passes turn rounding into anything
+        return True
     with around(case):
         seed = case.seed if case.options.get("do_sample") else None
         return is_rounding(model, inputs, plain.ids[:, width:], difference, seed=seed, process=processors)
