@@ -83,7 +83,8 @@ def compare(case: Case) -> Outcome:
         with changed(base, case.change) as model:
             width = 0 if "embeds" in case.extras else prompts(case, model, tokenizer)["input_ids"].shape[1]
             width = 1 if model.config.is_encoder_decoder else width
-            outputs = [] if plain.has_raised else plain.ids[:, width:].tolist()
+            rows = [] if plain.has_raised else plain.ids[:, width:].tolist()
+            outputs = [[i for i in row if i >= 0] for row in rows]  # beams pad with -1
             generate, stats_of, generator = door_of(case, model, tokenizer, outputs)
         outcome = Outcome("raised")
         for number in (1, 2):

@@ -87,7 +87,7 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
     elif case.source == "memory":
         settings["memory"] = uag.Memory()
         for row in SharedDrafter(outputs, vocabulary_size(model), case.right, case.seed).outputs:
-            settings["memory"].add([i for i in row if i >= 0])  # beams pad with -1
+            settings["memory"].add(row)
     elif case.source == "text":
         known = _spoiled_text(case, tokenizer, outputs[0] if outputs else [])
         known = known or "the"
