@@ -106,7 +106,7 @@ class Ragged:
         """Run each row's last token and its candidates, and return logits [num_rows, width, vocab_size], float32."""
         if list(candidates.rows) != self._rows:
             indices = [self._rows.index(row) for row in candidates.rows]
-            self.target.cache.batch_select_indices(torch.tensor(indices))
+            self.target.cache.batch_select_indices(torch.tensor(indices, device="cpu"))
             self._pads, self._firsts = ([of[index] for index in indices] for of in (self._pads, self._firsts))
             self._rows = self.target.rows = list(candidates.rows)
         rows.write(candidates, candidates.width - 1)

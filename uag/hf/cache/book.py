@@ -99,7 +99,7 @@ class Book:
     def take(self, rows: Sequence[int | None]) -> None:
         """Keep these rows, in this order; None is a new, empty row."""
         self.slots = [[] if row is None else self.slots[row] for row in rows]
-        self.cache.batch_select_indices(torch.tensor([row or 0 for row in rows]))
+        self.cache.batch_select_indices(torch.tensor([row or 0 for row in rows], device="cpu"))
 
     @torch.inference_mode()
     def put(self, row: int, other: "Book") -> None:
