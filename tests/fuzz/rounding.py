@@ -2,7 +2,8 @@
 
 The same position computed alone and inside a block can differ in the last bits, so that the target itself selects
 a different token. A difference counts as rounding only if computing the position again alone selects plain's token,
-computing it in a block selects the arm's, and the two logits are closer than `MARGIN`.
+the two logits are closer than `MARGIN`, and computing it in a block selects the arm's, or changes some logit by more
+than their distance: uag's kernels add in another order than PyTorch's blocks.
 
 In half precision, rounding also enters the cache and grows there, so a replay need not select the arm's token. There, a
 difference counts as rounding if both tokens would be selected after a change of single logits as large as the largest
@@ -64,9 +65,11 @@ def is_rounding(
         least = min(float(scores(alone, each, change)[each]) for each in (plain_id, arm_id))
         rivals = (selected >= least).nonzero()[:, 0].tolist()
         return change > 0.0 and all(float(scores(alone, each, -change)[each]) < least for each in rivals)
-    if selected[plain_id] < selected.max() or abs(selected[plain_id] - selected[arm_id]) >= MARGIN:
+    distance = float(selected[plain_id] - selected[arm_id])
+    if selected[plain_id] < selected.max() or distance >= MARGIN:
         return False  # several may be the largest
-    return any(int(scores(block).argmax()) == arm_id for block in forms)
+    turns = (int(scores(block).argmax()) == arm_id or (alone - block).abs().max() > distance for block in forms)
+    return any(map(bool, turns))
 
 
 def sampling_noise(

@@ -7,6 +7,7 @@ products with such weights. A token's logits depend neither on the other tokens 
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -163,7 +164,7 @@ class Decoder:
             library.rows_coded_size(ctypes.c_int64(num_out), ctypes.c_int64(num_in), _CODED[form], level),
             dtype=torch.uint8,
         )
-        scales = torch.zeros(num_out + 64) if form == "int8" else None
+        scales = torch.zeros(num_out + 64, dtype=torch.float32) if form == "int8" else None
         coding = steps.CCoding(
             weight.data_ptr(), codes.data_ptr(), 0 if scales is None else scales.data_ptr(), num_out, num_in,
             TYPES[weight.dtype], _CODED[form], level, torch.get_num_threads(),
@@ -235,8 +236,9 @@ class Decoder:
         }
         arrays = {name: (ctypes.c_int64 * (len(values) or 1))(*values) for name, values in lists.items()}
         size, num_wanted = len(lists["ids"]), len(lists["wanted"])
-        logits = torch.empty(num_wanted, self.vocab_size)
-        buffers = [torch.empty(size, width) for width in self.sizes]
+        # Users may have set another default dtype and device.
+        empty = partial(torch.empty, dtype=torch.float32, device="cpu")
+        logits, buffers = empty(num_wanted, self.vocab_size), [empty(size, width) for width in self.sizes]
         job = steps.CPass(
             steps=ctypes.addressof(self._steps), num_steps=len(self._steps), num_tokens=size, num_wanted=num_wanted,
             past=None if cache.past is None else ctypes.addressof(cache.past), cache=cache.tensor.data_ptr(),

@@ -40,7 +40,8 @@ class Cache:
         self.past: Any = None
         self.places = [0] * num_sequences  # in the cache that `past` is of
         self._windows = decoder.windows
-        self.tensor = torch.zeros((layers, 2, num_sequences, kv_heads, num_slots, dim), dtype=dtype)
+        shape = layers, 2, num_sequences, kv_heads, num_slots, dim
+        self.tensor = torch.zeros(shape, dtype=dtype, device="cpu")
 
     def fits(self, decoder: "Decoder", num_sequences: int) -> bool:
         """Return whether a decoder can use this cache for so many sequences."""
@@ -79,6 +80,6 @@ class Cache:
         if length > capacity:
             shape = list(self.tensor.shape)
             shape[4] = max(2 * capacity, length)
-            larger = torch.zeros(shape, dtype=self.tensor.dtype)
+            larger = self.tensor.new_zeros(shape)
             larger[..., :capacity, :] = self.tensor
             self.tensor = larger

@@ -64,7 +64,8 @@ def decoder_of(model: Any, form: str, kernels: OwnKernels | None = None) -> Deco
             turn, of_model = _known.setdefault(itself, (forks.turn(), {}))
         with turn:  # another model's first call does not wait for this one's
             if form not in of_model or of_model[form][0] != weights:
-                of_model[form] = weights, _make(model, form)
+                with torch.device("cpu"):  # users may have set another default device
+                    of_model[form] = weights, _make(model, form)
             return of_model[form][1]
 
 

@@ -175,7 +175,7 @@ def fits_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
 
 def causal_mask(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Return PyTorch's causal mask [1, 1, num_tokens, num_keys], which is aligned to the upper left."""
-    return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril_()[None, None]
+    return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril_()[None, None]
 
 
 def experts(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,7 +209,7 @@ def _own_experts(layer: Any, x: Any, chosen: Any, shares: Any) -> torch.Tensor |
             return kernel.experts(x, chosen, shares, layer.gate_up_proj, layer.down_proj)
     product = kernel.conv1d if layer.is_transposed else kernel.linear
     first = "gate_up_proj" if layer.has_gate else "up_proj"
-    output = torch.zeros(x.shape, dtype=torch.float32)
+    output = torch.zeros_like(x, dtype=torch.float32)
     for expert in sorted(set(chosen.flatten().tolist())):
         tokens, places = torch.where(chosen == expert)
         hidden: Any = x[tokens]

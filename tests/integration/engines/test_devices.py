@@ -6,7 +6,9 @@
 """
 
 import copy
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +22,14 @@ from tests.support.callers import OracleDrafter, Puts
 from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
+from tests.support.gguf_files import write_llama
 from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Ask
 from uag.errors import OptionError
 from uag.hf.devices import default_generator, graphs_of, synchronize
+from uag.kernels import kernel
 from uag.proposal import Proposal
 from uag.sampling import multinomial_is_argmax
 
@@ -137,6 +141,27 @@ def test_default_device_changes_nothing(place: Any, num_rows: int, options: dict
             results.append((generate(**given, streamer=streamer).tolist(), random_state(), streamer.puts))
     assert results[1] == results[0]
     assert assistant.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+@covering("draft, num_rows, is_opened_there", ("copy", "model", "file"), (1, 3), (True, False))
+def test_default_device_leaves_drafts_of_the_kernels_on_the_cpu(
+    draft: str, num_rows: int, is_opened_there: bool, tmp_path: Path
+) -> None:
+    target, tokenizer, model, draft_tokenizer = pair_on_cpu()
+    given = left_padded(PROMPTS[:num_rows]) | GREEDY
+    drafts = {"copy": ("copy", None), "model": (copy.deepcopy(model), draft_tokenizer)}
+    if draft == "file":
+        pytest.importorskip("gguf")
+        drafts["file"] = write_llama(tmp_path / "draft.gguf", model, draft_tokenizer), draft_tokenizer
+    expected = target.generate(**given)
+    with torch.device(DEVICE) if is_opened_there else nullcontext():
+        assistant = uag.Assistant(*drafts[draft], tokenizer, num_candidate_tokens=4)
+    with torch.device(DEVICE):
+        ids = assistant.generate(target, **given)
+    assert torch.equal(ids, expected)
+    assert assistant.stats.num_accepted_tokens > 0
+    assert assistant.stats.draft_passes.startswith("in one call")
 
 
 @pytest.mark.parametrize("draft_device", [DEVICE, "cpu"])

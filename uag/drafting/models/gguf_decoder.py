@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from uag import forks
@@ -55,10 +56,10 @@ def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
         return why
     if form == "model":
         return KEEPS_ITS_WEIGHTS
-    if why := OwnKernels(nn.Linear(1, 1)).why_none:
+    if why := OwnKernels(nn.Linear(1, 1, dtype=torch.float32, device="cpu")).why_none:
         return why
     key = *draft.version, form
-    with _lock:
+    with _lock, torch.device("cpu"):
         found: Decoder | str | None = _decoders.get(key)
         if found is None:
             try:

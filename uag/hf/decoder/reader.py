@@ -35,7 +35,8 @@ class UndescribedError(UagError):
 def _angles(rotary: Any, name: str, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cosines and sines of the first `num` positions, from the model's own module."""
     with torch.inference_mode():
-        arguments = torch.zeros(1, 1, 1), torch.arange(num)[None]
+        places = torch.arange(num, device="cpu")[None]
+        arguments = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu"), places
         cos, sin = (each[0].float() for each in rotary(*arguments, *([name] if name else [])))
     half = cos.shape[-1] // 2
     if num > 1 and torch.equal(cos[:, :half], cos[:, half:]):
@@ -222,7 +223,7 @@ class _Reader:
         center = isinstance(module, nn.LayerNorm) or bias is not None
         self.read.update(id(each) for each in (weight, bias) if each is not None)
         if type(module) not in self.gains:
-            x = torch.sin(1.7 * torch.arange(len(weight)) + 0.5)
+            x = torch.sin(1.7 * torch.arange(len(weight), dtype=torch.float32) + 0.5)
             expected = module(x[None].to(weight.dtype))[0].float()
             base = x - x.mean() if center else x
             base = base / (base.square().mean() + eps).sqrt()

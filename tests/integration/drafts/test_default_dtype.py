@@ -1,0 +1,53 @@
+"""Scripts that call `torch.set_default_dtype`: uag's own tensors must not depend on it."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, pair
+from tests.support.gguf_files import write_llama
+from tests.support.grids import covering
+from uag.kernels import kernel
+
+pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+
+
+@pytest.fixture(autouse=True)
+def default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@covering(
+    "dtype, draft, num_rows, options, is_opened_there",
+    (torch.bfloat16, torch.float16, torch.float64),
+    ("none", "copy", "model", "file"),
+    (1, 3),
+    (GREEDY, SAMPLED),
+    (True, False),
+)
+def test_outputs_are_plain_decodings(
+    dtype: torch.dtype, draft: str, num_rows: int, options: Any, is_opened_there: bool, tmp_path: Path
+) -> None:
+    target, tokenizer, model, draft_tokenizer = pair()
+    target = copy.deepcopy(target)  # whose passes were not tried with another default
+    drafts: dict[str, tuple[Any, Any]] = {"none": (None, None), "copy": ("copy", None)}
+    drafts["model"] = copy.deepcopy(model), draft_tokenizer
+    if draft == "file":
+        pytest.importorskip("gguf")
+        drafts["file"] = write_llama(tmp_path / "draft.gguf", model, draft_tokenizer), draft_tokenizer
+    if is_opened_there:
+        torch.set_default_dtype(dtype)
+    assistant = uag.Assistant(*drafts[draft], tokenizer, num_candidate_tokens=4)
+    torch.set_default_dtype(dtype)
+    stats = compare(target, left_padded(PROMPTS[:num_rows]) | options, assistant)
+    assert stats.is_draft_independent
+    if draft != "none":
+        assert stats.num_accepted_tokens > 0
+        assert stats.draft_passes.startswith("in one call")
