@@ -1,17 +1,19 @@
 """Whether a difference of two outputs is the target's own rounding, found by computing its position again.
 
 The same position computed alone and inside a block can differ in the last bits, so that the target itself selects
-a different token. A difference counts as rounding only if computing the position again alone selects plain's token,
-the two logits are closer than `MARGIN`, and computing it in a block selects the arm's, or changes some logit by more
-than their distance: uag's kernels add in another order than PyTorch's blocks.
+a different token. A difference counts as rounding only if computing the position again, alone or in a block, selects
+both tokens after changes of one of the two logits by at most `MARGIN`, and at most twice as much as computing it in
+blocks changes some logit. (uag's kernels add in another order than PyTorch's blocks. Filters such as top-p see these
+changes, too.)
 
 In half precision, rounding also enters the cache and grows there, so a replay need not select the arm's token. There, a
 difference counts as rounding if both tokens would be selected after a change of single logits as large as the largest
-change between the position computed alone and in a block. Filters such as top-p see these changes, too.
+change between the position computed alone and in a block.
 """
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -42,8 +44,7 @@ def is_rounding(
     plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
     if plain_id is None or arm_id is None:
         return False
-    forms = _forms(model, inputs, plain_ids.to(device), difference)
-    alone = next(forms)
+    alone, *forms = _forms(model, inputs, plain_ids.to(device), difference)
     text = torch.cat([inputs["input_ids"], plain_ids.to(device)[:, : difference.step]], dim=1)
     noise = torch.zeros_like(alone)
     if seed is not None:
@@ -65,11 +66,14 @@ def is_rounding(
         least = min(float(scores(alone, each, change)[each]) for each in (plain_id, arm_id))
         rivals = (selected >= least).nonzero()[:, 0].tolist()
         return change > 0.0 and all(float(scores(alone, each, -change)[each]) < least for each in rivals)
-    distance = float(selected[plain_id] - selected[arm_id])
-    if selected[plain_id] < selected.max() or distance >= MARGIN:
-        return False  # several may be the largest
-    turns = (int(scores(block).argmax()) == arm_id or (alone - block).abs().max() > distance for block in forms)
-    return any(map(bool, turns))
+    change = min(MARGIN, 2 * max(float((alone - block).abs().max()) for block in forms))
+    changes = [(each, sign * change) for each in (plain_id, arm_id) for sign in (-1, 0, 1)]
+
+    def selects_both(logits: torch.Tensor) -> bool:
+        changed = [scores(logits, *each) for each in changes]
+        return all(any(each[one] == each.max() for each in changed) for one in (plain_id, arm_id))  # several may be it
+
+    return any(map(selects_both, (alone, *forms)))  # Mamba's state alone is that of its prompt
 
 
 def sampling_noise(
@@ -119,4 +123,5 @@ def _forms(
     for start in range(selecting, max(0, selecting - LONGEST_BLOCK), -1):
         for end in {selecting + 1, min(ids.shape[1], start + LONGEST_BLOCK)}:
             if end - start > 1:
-                yield logits([0, start, end])
+                with suppress(RuntimeError):  # Mamba reads no blocks behind a state
+                    yield logits([0, start, end])

@@ -31,8 +31,8 @@ class WidthDependentTarget(StubTarget):
 
 @pytest.mark.parametrize(
     ("margin", "arm_id", "expected"),
-    [(MARGIN / 10, 3, True), (MARGIN * 10, 3, False), (MARGIN / 10, 4, False), (-MARGIN / 10, 3, False)],
-    ids=["close", "wide margin", "no block selects it", "plain's token is not selected alone"],
+    [(MARGIN / 10, 3, True), (MARGIN * 10, 3, False), (MARGIN / 10, 4, False), (0.0, 4, False)],
+    ids=["close", "wide margin", "another token", "forms that agree"],
 )
 def test_replay_excuses_a_close_difference_that_both_forms_show(margin: float, arm_id: int, expected: bool) -> None:
     difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
