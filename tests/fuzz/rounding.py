@@ -1,10 +1,10 @@
 """Whether a difference of two outputs is the target's own rounding, found by computing its position again.
 
 The same position computed alone and inside a block can differ in the last bits, so that the target itself selects
-a different token. A difference counts as rounding only if computing the position again, alone or in a block, selects
-both tokens after changes of one of the two logits by at most `MARGIN`, and at most twice as much as computing it in
-blocks changes some logit. (uag's kernels add in another order than PyTorch's blocks. Filters such as top-p see these
-changes, too.)
+a different token. A difference counts as rounding only if computing the position again alone selects plain's token, and
+selects the arm's after a change of one of the two logits by at most `MARGIN`, and at most twice as much as computing
+the position in blocks changes some logit. (uag's kernels add in another order than PyTorch's blocks, which need not
+select the arm's token. Filters such as top-p see the change, too.)
 
 In half precision, rounding also enters the cache and grows there, so a replay need not select the arm's token. There, a
 difference counts as rounding if both tokens would be selected after a change of single logits as large as the largest
@@ -13,7 +13,6 @@ change between the position computed alone and in a block.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 
 from uag.bench.equality import Difference, is_half
 from uag.hf import blocks
-from uag.hf.cache.caches import CACHE
+from uag.hf.cache.caches import CACHE, self_attention_layers
 
 MARGIN = 1e-4
 """Largest difference of two logits (after adding the noise, when sampling) that counts as rounding."""
@@ -66,14 +65,11 @@ def is_rounding(
         least = min(float(scores(alone, each, change)[each]) for each in (plain_id, arm_id))
         rivals = (selected >= least).nonzero()[:, 0].tolist()
         return change > 0.0 and all(float(scores(alone, each, -change)[each]) < least for each in rivals)
+    if selected[plain_id] < selected.max():
+        return False  # several may be the largest
     change = min(MARGIN, 2 * max(float((alone - block).abs().max()) for block in forms))
-    changes = [(each, sign * change) for each in (plain_id, arm_id) for sign in (-1, 0, 1)]
-
-    def selects_both(logits: torch.Tensor) -> bool:
-        changed = [scores(logits, *each) for each in changes]
-        return all(any(each[one] == each.max() for each in changed) for one in (plain_id, arm_id))  # several may be it
-
-    return any(map(selects_both, (alone, *forms)))  # Mamba's state alone is that of its prompt
+    changed = (scores(alone, each, sign * change) for each in (plain_id, arm_id) for sign in (-1, 1))
+    return any(int(each.argmax()) == arm_id for each in changed)
 
 
 def sampling_noise(
@@ -109,7 +105,7 @@ def _forms(
             position_ids = {"position_ids": positions[:, start:end]} if takes_positions else {}
             outputs = model(
                 input_ids=ids[:, start:end],
-                attention_mask=mask[:, :end],
+                attention_mask=mask[:, 0 if has_keys else start : end],
                 use_cache=True,
                 **{CACHE: cache},
                 **position_ids,
@@ -118,10 +114,13 @@ def _forms(
         scores: torch.Tensor = outputs.logits[difference.row, selecting - bounds[-2]]
         return scores.float()
 
+    prompt = {"input_ids": ids[:, :prompt_width], "attention_mask": mask[:, :prompt_width]}
+    has_keys = bool(self_attention_layers(getattr(model(**prompt, use_cache=True), CACHE)))  # Mamba has states alone
     yield logits([0, *range(prompt_width, selecting + 2)])
     yield logits([0, selecting + 1])
+    if not has_keys:
+        return  # blocks discard their state
     for start in range(selecting, max(0, selecting - LONGEST_BLOCK), -1):
         for end in {selecting + 1, min(ids.shape[1], start + LONGEST_BLOCK)}:
             if end - start > 1:
-                with suppress(RuntimeError):  # Mamba reads no blocks behind a state
-                    yield logits([0, start, end])
+                yield logits([0, start, end])

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper
 
-from tests.fuzz.rounding import MARGIN, is_rounding, sampling_noise
+from tests.fuzz.rounding import MARGIN, _forms, is_rounding, sampling_noise
+from tests.fuzz.targets import built
 from tests.support.calls import left_padded
 from tests.support.differences import differences
 from tests.support.stubs import StubTarget
@@ -31,12 +32,50 @@ class WidthDependentTarget(StubTarget):
 
 @pytest.mark.parametrize(
     ("margin", "arm_id", "expected"),
-    [(MARGIN / 10, 3, True), (MARGIN * 10, 3, False), (MARGIN / 10, 4, False), (0.0, 4, False)],
-    ids=["close", "wide margin", "another token", "forms that agree"],
+    [(MARGIN / 10, 3, True), (MARGIN * 10, 3, False), (MARGIN / 10, 4, False), (-MARGIN / 10, 3, False)],
+    ids=["close", "wide margin", "no block selects it", "plain's token is not selected alone"],
 )
 def test_replay_excuses_a_close_difference_that_both_forms_show(margin: float, arm_id: int, expected: bool) -> None:
     difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
     assert is_rounding(WidthDependentTarget(margin), left_padded([[4, 4]]), plain_ids, difference) is expected
+
+
+class WideTarget(StubTarget):
+    """Selects id 2 before id 3 by 1e-5; in a block, both logits are larger by what the test sets."""
+
+    def __init__(self, change: float) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
+        logits = torch.zeros(*input_ids.shape, 5, dtype=torch.float64)
+        logits[..., 2], logits[..., 3] = 1.0, 1.0 - 1e-5
+        return SimpleNamespace(logits=logits + self.change * (input_ids.shape[1] > 1), **{CACHE: None})
+
+
+@pytest.mark.parametrize(("change", "expected"), [(2e-5, True), (2e-6, False)])
+def test_no_block_need_select_the_token_if_blocks_change_logits_by_more(change: float, expected: bool) -> None:
+    difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=3), torch.tensor([[2, 2, 2, 2]])
+    assert is_rounding(WideTarget(change), left_padded([[4, 4]]), plain_ids, difference) is expected
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1 - 1e-5, True), (0.5, False)])
+def test_filters_see_the_change(least: float, expected: bool) -> None:
+    def process(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        is_dropped = torch.tensor([False, False, False, True, False]) | ((logits > 0.1) & (logits < least))
+        return logits.masked_fill(is_dropped, -torch.inf)
+
+    difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=0), torch.tensor([[2, 2, 2, 2]])
+    found = is_rounding(WideTarget(2e-5), left_padded([[4, 4]]), plain_ids, difference, process=process)
+    assert found is expected
+
+
+@pytest.mark.parametrize("name", ["MambaForCausalLM {'use_cache': True}", "LlamaForCausalLM {'use_cache': True}"])
+def test_position_computed_alone_is_that_of_the_whole_text(name: str) -> None:
+    model, _ = built(name)
+    difference = Difference(row=0, step=4, plain_id=2, arm_id=3)
+    alone, whole, *_ = _forms(model, left_padded([[4, 9, 7]]), torch.tensor([[5, 8, 6, 11, 2, 9]]), difference)
+    torch.testing.assert_close(alone, whole, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import uag
 from tests.support.callers import OracleDrafter
 from tests.support.differences import differences
+from tests.support.gguf_files import write_llama
 from tests.support.models import tiny_target, twin
 from uag.hf.models import head_size
 from uag.stats import TARGET
@@ -47,6 +49,20 @@ def draft_options(name: str = "llama", eos: bool = False) -> dict[str, Any]:
     """Return the arguments of `generate` that pass the draft of `pair` after `uag.install()`."""
     _, tokenizer, draft, draft_tokenizer = pair(name, eos)
     return {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+
+
+def draft_in_one_call(kind: str, folder: Path) -> tuple[Any, Any]:
+    """Return a draft for the target of `pair` whose passes the kernels run in one call, and its tokenizer.
+
+    `kind` is "copy", "model", or "file" for a GGUF file.
+    """
+    _, _, draft, tokenizer = pair()
+    if kind == "copy":
+        return "copy", None
+    if kind == "model":
+        return copy.deepcopy(draft), tokenizer
+    pytest.importorskip("gguf")
+    return write_llama(folder / "draft.gguf", draft, tokenizer), tokenizer
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:

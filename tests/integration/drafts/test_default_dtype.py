@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, pair
-from tests.support.gguf_files import write_llama
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, draft_in_one_call, left_padded, pair
 from tests.support.grids import covering
+from uag.hf.decoder import describe
 from uag.kernels import kernel
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
@@ -35,19 +35,21 @@ def default() -> Iterator[None]:
 def test_outputs_are_plain_decodings(
     dtype: torch.dtype, draft: str, num_rows: int, options: Any, is_opened_there: bool, tmp_path: Path
 ) -> None:
-    target, tokenizer, model, draft_tokenizer = pair()
-    target = copy.deepcopy(target)  # whose passes were not tried with another default
-    drafts: dict[str, tuple[Any, Any]] = {"none": (None, None), "copy": ("copy", None)}
-    drafts["model"] = copy.deepcopy(model), draft_tokenizer
-    if draft == "file":
-        pytest.importorskip("gguf")
-        drafts["file"] = write_llama(tmp_path / "draft.gguf", model, draft_tokenizer), draft_tokenizer
+    target, tokenizer = copy.deepcopy(pair()[0]), pair()[1]  # its passes were not tried with another default
+    drafts: tuple[Any, Any] = (None, None) if draft == "none" else draft_in_one_call(draft, tmp_path)
     if is_opened_there:
         torch.set_default_dtype(dtype)
-    assistant = uag.Assistant(*drafts[draft], tokenizer, num_candidate_tokens=4)
+    assistant = uag.Assistant(*drafts, tokenizer, num_candidate_tokens=4)
     torch.set_default_dtype(dtype)
     stats = compare(target, left_padded(PROMPTS[:num_rows]) | options, assistant)
     assert stats.is_draft_independent
     if draft != "none":
         assert stats.num_accepted_tokens > 0
         assert stats.draft_passes.startswith("in one call")
+
+
+def test_angles_are_those_of_float32() -> None:
+    description = describe(pair()[0])
+    expected = description.angles("", 16)
+    torch.set_default_dtype(torch.bfloat16)
+    assert all(map(torch.equal, description.angles("", 16), expected))

@@ -19,17 +19,16 @@ from transformers.generation.utils import DeferredStopCheck
 import uag
 from tests.integration.drafts.test_faults import replace_clocks
 from tests.support.callers import OracleDrafter, Puts
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, left_padded
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, draft_in_one_call, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
-from tests.support.gguf_files import write_llama
 from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Ask
 from uag.errors import OptionError
 from uag.hf.devices import default_generator, graphs_of, synchronize
-from uag.kernels import kernel
+from uag.kernels import kernel, operations
 from uag.proposal import Proposal
 from uag.sampling import multinomial_is_argmax
 
@@ -148,20 +147,22 @@ def test_default_device_changes_nothing(place: Any, num_rows: int, options: dict
 def test_default_device_leaves_drafts_of_the_kernels_on_the_cpu(
     draft: str, num_rows: int, is_opened_there: bool, tmp_path: Path
 ) -> None:
-    target, tokenizer, model, draft_tokenizer = pair_on_cpu()
-    given = left_padded(PROMPTS[:num_rows]) | GREEDY
-    drafts = {"copy": ("copy", None), "model": (copy.deepcopy(model), draft_tokenizer)}
-    if draft == "file":
-        pytest.importorskip("gguf")
-        drafts["file"] = write_llama(tmp_path / "draft.gguf", model, draft_tokenizer), draft_tokenizer
+    target, tokenizer, *_ = pair_on_cpu()
+    given, drafts = left_padded(PROMPTS[:num_rows]) | GREEDY, draft_in_one_call(draft, tmp_path)
     expected = target.generate(**given)
     with torch.device(DEVICE) if is_opened_there else nullcontext():
-        assistant = uag.Assistant(*drafts[draft], tokenizer, num_candidate_tokens=4)
+        assistant = uag.Assistant(*drafts, tokenizer, num_candidate_tokens=4)
     with torch.device(DEVICE):
         ids = assistant.generate(target, **given)
     assert torch.equal(ids, expected)
     assert assistant.stats.num_accepted_tokens > 0
     assert assistant.stats.draft_passes.startswith("in one call")
+
+
+def test_causal_mask_is_where_the_query_is() -> None:
+    query = torch.zeros(1, 1, 2, 8)
+    with torch.device(DEVICE):
+        assert operations.causal_mask(query, query).device == query.device
 
 
 @pytest.mark.parametrize("draft_device", [DEVICE, "cpu"])
