@@ -22,8 +22,6 @@ _log = logging.getLogger("uag")
 
 _MAX_REREAD = 16  # accepted tokens that a verifying pass recomputes after a restored state; more get their own pass
 
-_ROUTER = "output_router_logits"
-
 
 class Limits:
     """Limits the candidates of one call, before its first pass, to the target's positions, `cuts` and cache.
@@ -224,8 +222,7 @@ class Target:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        if width > 1 and (inputs.get(_ROUTER) or getattr(self.model.config, _ROUTER, False)):
-            inputs[_ROUTER] = False  # they serve a training loss, which expects the whole text or a single token
+        passes.drop_router_logits(self.model, inputs)
         self._outputs = None  # a long prompt's logits must not take memory during the next pass
         forward = self.model.get_compiled_call(self.config.compile_config) if self._is_compiled else self.model
         inputs["return_dict"] = True

@@ -69,7 +69,7 @@ class Trial:
 
     `refusal` is how blocks differ from single tokens, beyond rounding, and `dependence` why the bits of a token's
     logits depend on the block, both phrased to follow "the target" or empty. `is_wrong`: the kernels differ from
-    PyTorch.
+    PyTorch, or raise an error.
     """
 
     refusal: str = ""
@@ -92,7 +92,7 @@ def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
         model,
         f"{way.name}, {num_rows} rows{', padded' if is_ragged else ''}{', static' if is_static else ''}",
         lambda: _try_width(call, way) if way.num_slots else _try(call, way, is_ragged),
-        lambda why: Trial(f"could not be tested ({why})"),
+        lambda why: Trial(f"could not be tested ({why})", is_wrong=bool(way.kernels)),
         (_key(model), way.signature, weights.shapes(model) if way.num_slots else 0, torch.get_num_threads()),
     )
     return call.ranks.broadcast(trial)
@@ -114,12 +114,21 @@ def _key(model: Any) -> Any:
     if not (is_training(model) or foreign_code.has_unknown_code(model)):
         return kinds
     watched = bool | float | (int if is_training(model) else str)  # integers may count passes
-    owners = *modules(model), model.config, model.config.get_text_config(decoder=True)
-    return *kinds, tuple(v for each in owners for v in list(vars(each).values()) if isinstance(v, watched))
+    configs = vars(model.config), vars(model.config.get_text_config(decoder=True))
+    owners = *(owner for each in modules(model) for owner in (vars(each), each._parameters, each._buffers)), *configs
+    values = [value for owner in owners for value in [*owner.values()]]
+    # A tensor or a list may be a switch by its presence, but its values may be a pass's.
+    return *kinds, tuple(
+        v if isinstance(v, watched) else (type(v), isinstance(v, list | dict) and not v) for v in values
+    )
 
 
 def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
-    dependence, is_wrong, seen = call.kernels.why_none or "computes other logits than uag's kernels", False, Seen()
+    dependence, is_wrong, seen = (
+        call.kernels.why_none or "computes other logits with uag's kernels, or fails",
+        False,
+        Seen(),
+    )
     before = _states()
     try:
         logits, wide, narrow = _run(call, way)

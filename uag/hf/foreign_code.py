@@ -93,6 +93,16 @@ def has_unknown_code(model: Any) -> bool:
     return bool(layers_of_others(model)) or any(_root(kind.__module__) not in _BASE for kind in kinds)
 
 
+def has_compiled_functions(model: Any) -> bool:
+    """Return whether code outside PyTorch and transformers has compiled functions, which its forwards may call."""
+    kinds = {kind for kind in map(type, modules(model)) if _root(kind.__module__) not in _BASE}
+    places = [*map(vars, kinds), *(vars(sys.modules.get(kind.__module__, kind)) for kind in kinds)]
+    # PyTorch leaves what it compiles under names that begin with underscores.
+    values = [value for place in places for name, value in [*place.items()] if not name.startswith("__")]
+    functions = (value.__func__ if isinstance(value, staticmethod) else value for value in values)
+    return any(isinstance(each, FunctionType) and "_torchdynamo_orig_callable" in vars(each) for each in functions)
+
+
 def cache_change(cache: Any) -> str:
     """Return a description of foreign code in a cache, or an empty string for None and transformers' own caches."""
     caches = [] if cache is None else [cache, *(part for part in vars(cache).values() if isinstance(part, Cache))]

@@ -91,6 +91,15 @@ def run(forward: Callable[..., T], inputs: dict[str, Any], *, has_own_graph: boo
         handler.remove_start_callback(note)
 
 
+_ROUTER = "output_router_logits"
+
+
+def drop_router_logits(model: Any, inputs: dict[str, Any]) -> None:
+    """Let a pass return no router logits: their training loss fails with blocks, and with several rows."""
+    if inputs.get(_ROUTER) or getattr(model.config, _ROUTER, False):
+        inputs[_ROUTER] = False
+
+
 def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) -> dict[str, Any]:
     """Return the keyword arguments for the pass after one that appended `num_new` tokens."""
     types = kwargs.get("token_type_ids")

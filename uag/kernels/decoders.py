@@ -16,6 +16,7 @@ from uag.hf.decoder import Description, UndescribedError, describe
 from uag.hf.foreign_code import of_others
 from uag.hf.inspection import inspected_once, is_training, modules, per_call
 from uag.hf.trials import once
+from uag.kernels import kernel
 from uag.kernels.decoder import Decoder
 from uag.kernels.decoder_cache import Cache
 from uag.kernels.placing import OwnKernels
@@ -74,7 +75,7 @@ def _fingerprint(model: Any) -> Any:
     """Return what a decoder is read from: weights by address, version and some numbers, and all else as it is."""
     found: list[Any] = []
     for weight in model.parameters():
-        if type(weight) is not torch.nn.Parameter:  # packed by a package for quantization: no decoder reads it
+        if not kernel.is_readable(weight):  # such as packed for quantization, or sparse: no decoder reads it
             found.append(type(weight))
             continue
         flat = weight.detach().view(-1) if weight.is_contiguous() else weight.detach().flatten()
@@ -89,7 +90,8 @@ def _fingerprint(model: Any) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.float().numpy().tobytes() if tensor.is_cpu else b""
+    is_stored = tensor.is_cpu and tensor.layout is torch.strided
+    return tensor.float().numpy().tobytes() if is_stored else b""
 
 
 def _make(model: Any, form: str) -> Decoder | str:

@@ -81,7 +81,7 @@ def can_read(*tensors: torch.Tensor | None) -> bool:
     try:
         return bool(LEVEL) and all(
             tensor.dtype is given[0].dtype
-            and _is_readable(tensor)
+            and is_readable(tensor)
             and tensor.is_contiguous()
             and tensor.data_ptr() is not None
             for tensor in given
@@ -90,13 +90,15 @@ def can_read(*tensors: torch.Tensor | None) -> bool:
         return False
 
 
-def _is_readable(tensor: torch.Tensor) -> bool:
+def is_readable(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's values lie as they are where `data_ptr` says, or it raises an error.
 
-    False for packed weights (subclasses), and for imaginary parts of conjugates, whose signs turn when they are read.
+    False for packed weights (subclasses), sparse ones, zeros without memory, and imaginary parts of conjugates, whose
+    signs turn when they are read.
     """
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return is_plain and tensor.is_cpu and tensor.dtype in TYPES and not tensor.is_neg()
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    is_stored = not (tensor.is_neg() or tensor._is_zerotensor())
+    return is_plain and tensor.is_cpu and tensor.dtype in TYPES and is_stored
 
 
 @_or_none
@@ -126,14 +128,14 @@ def _product(
         or not shape
         or shape[-1] != num_in
         or not weight.is_contiguous()
-        or not _is_readable(x)
-        or not _is_readable(weight)
+        or not is_readable(x)
+        or not is_readable(weight)
     ):
         return None
     x = x.contiguous()
     bias_data = 0
     if bias is not None:
-        if bias.dtype is not dtype or bias.shape != (num_out,) or not _is_readable(bias):
+        if bias.dtype is not dtype or bias.shape != (num_out,) or not is_readable(bias):
             return None
         bias = bias.contiguous()
         bias_data = bias.data_ptr()
@@ -182,14 +184,14 @@ def attention(
         or heads % kv_heads
         or (key.stride(3) != 1 and size > 1)
         or (value.stride(3) != 1 and value_size > 1)
-        or not (_is_readable(query) and _is_readable(key) and _is_readable(value))
+        or not (is_readable(query) and is_readable(key) and is_readable(value))
     ):
         return None
     if query.stride(3) != 1:
         query = query.contiguous()
     mask_data, mask_type, mask_strides = 0, _IS_KEPT, query.stride()[:3]
     if mask is not None:
-        if mask.dim() > 4 or not mask.is_cpu or not (mask.dtype is torch.bool or _is_readable(mask)):
+        if mask.dim() > 4 or not mask.is_cpu or not (mask.dtype is torch.bool or is_readable(mask)):
             return None
         if mask.shape[-1:] != (keys,) or (mask.stride(-1) != 1 and keys > 1):
             mask = mask.expand(*mask.shape[:-1], keys).contiguous()
@@ -197,7 +199,7 @@ def attention(
         mask_data, mask_type = mask.data_ptr(), TYPES.get(mask.dtype, _IS_KEPT)
     sinks_data = 0
     if sinks is not None:
-        if sinks.shape != (heads,) or not _is_readable(sinks):
+        if sinks.shape != (heads,) or not is_readable(sinks):
             return None
         sinks = sinks.float().contiguous()
         sinks_data = sinks.data_ptr()
@@ -239,7 +241,7 @@ def experts(
         or not chosen.is_cpu
         or not x.dtype is gate_up.dtype is down.dtype
         or not (gate_up.is_contiguous() and down.is_contiguous())
-        or not all(map(_is_readable, (x, shares, gate_up, down)))
+        or not all(map(is_readable, (x, shares, gate_up, down)))
     ):
         return None
     x, chosen, shares = x.contiguous(), chosen.contiguous(), shares.float().contiguous()
@@ -254,7 +256,7 @@ def experts(
 @_or_none
 def gate(x: torch.Tensor, kind: str) -> torch.Tensor | None:
     """Return a function of each value; `kind` is one of `GATES`."""
-    if not _is_readable(x):
+    if not is_readable(x):
         return None
     x = x.contiguous()
     y = torch.empty_like(x)

@@ -57,6 +57,7 @@ def is_plain(x: Any) -> bool:
     return (
         type(x) in (torch.Tensor, torch.nn.Parameter)
         and x.is_cpu
+        and not x.is_nested
         and x.dim() > 0
         and x.numel() > 0
         and not torch.is_grad_enabled()

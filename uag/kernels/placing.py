@@ -165,6 +165,7 @@ def _exclusions(model: nn.Module | None) -> Iterator[str]:
     is_rounded = devices.float32_is_rounded() and any(part.weight.dtype is torch.float32 for part in products)
     yield "multiplies float32 in fewer bits (torch.set_float32_matmul_precision)" if is_rounded else ""
     yield "runs while other code replaces nn.Linear or its function" if foreign_code.is_product_replaced() else ""
+    yield "may call functions that are compiled" if foreign_code.has_compiled_functions(model) else ""
     yield f"is changed by other code ({change})" if (change := foreign_code.changes(model)) else ""
 
 
@@ -258,6 +259,7 @@ def _has_plain_weights(layer: nn.Linear | Conv1D) -> bool:
 
     False for parametrizations, and for quantized, sharded or offloaded weights.
     """
-    weight, bias = inspection.parameters(layer).get("weight"), inspection.parameters(layer).get("bias")
+    parameters = inspection.parameters(layer)
+    weight, bias = parameters.get("weight"), parameters.get("bias", ...)  # it may have become a plain attribute
     is_plain = type(weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter)
     return is_plain and kernel.can_read(weight, bias)

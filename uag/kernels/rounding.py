@@ -4,6 +4,7 @@ Products and convolutions choose their code by the shape. Functions of single va
 one for what is left over. Whether these agree is measured, for each dtype and each number among the arguments.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ _MOVES = {
     "aten::argmax", "aten::argmin", "aten::argsort", "aten::cat", "aten::constant_pad_nd", "aten::copy_",
     "aten::diff", "aten::embedding", "aten::empty_like", "aten::fill", "aten::fill_", "aten::flip", "aten::full_like",
     "aten::gather", "aten::index", "aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_",
-    "aten::index_fill", "aten::index_fill_", "aten::index_put", "aten::index_put_", "aten::index_select",
+    "aten::index_fill", "aten::index_fill_", "aten::index_select",
     "aten::item", "aten::lift_fresh", "aten::masked_fill_", "aten::masked_scatter", "aten::masked_scatter_",
     "aten::masked_select", "aten::max", "aten::min", "aten::new_empty", "aten::new_empty_strided", "aten::new_full",
     "aten::new_ones", "aten::new_zeros", "aten::nonzero", "aten::ones_like", "aten::repeat",
@@ -38,6 +39,10 @@ _SUMS = {
     "aten::norm", "aten::std", "aten::std_mean", "aten::sum", "aten::var", "aten::var_mean",
 }  # fmt: skip
 """Operations that compute every row in the same way, if the rows are of the same length and all or none adjacent."""
+
+_PUTS = {"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put"}  # moves, unless they add in any order
+
+_LEAST_SPLIT = 1 << 15  # values of the shortest sum with a single result that PyTorch divides among its threads
 
 _NORMS = {"aten::_fused_rms_norm", "aten::native_layer_norm"}  # the same for rows whose shape is the second argument
 
@@ -61,7 +66,8 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note an operation and run it."""
         kwargs = kwargs or {}
-        known = _kind(func)
+        is_plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
+        known = _kind(func) if is_plain else "unknown"  # a subclass of tensors computes anything
         if known != "move" and (sizes := _sizes(known, func, args, kwargs)) is not None:
             self.sizes.add((func.name(), sizes))
             self.counts[func.name(), sizes] += 1
@@ -77,19 +83,24 @@ def _kind(operation: Any) -> str:
         return "move"
     if torch.Tag.pointwise in operation.tags:
         return "values"
-    kinds = {"move": _MOVES, "values": _VALUES, "sum": _SUMS, "norm": _NORMS, "bmm": {"aten::bmm"}}
+    kinds = {
+        "move": _MOVES, "values": _VALUES, "sum": _SUMS, "norm": _NORMS, "bmm": {"aten::bmm"}, "put": _PUTS
+    }  # fmt: skip
     return next((kind for kind, names in kinds.items() if name in names), "unknown")
 
 
 def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the sizes by which an operation may round, or None if it does not."""
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    lists = [arg if isinstance(arg, list | tuple) else [arg] for arg in (*args, *kwargs.values())]
+    tensors = [each for of_arg in lists for each in of_arg if isinstance(each, torch.Tensor)]
+    shapes = tuple((each.numel(),) if each.is_nested else tuple(each.shape) for each in tensors)
     if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors) or not any(shapes):
         return None
     if kind == "values" and _is_even(operation, _described(args), _described(kwargs.items())):
         return None
     if kind == "bmm" and shapes[0][-1] == 1:  # such as rotary positions: there is nothing to sum
+        return None
+    if kind == "put" and not (kwargs.get("accumulate") or args[3:4] == (True,)):
         return None
     if kind == "norm":
         return tuple(args[1])
@@ -98,7 +109,10 @@ def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         dims = (dict(zip(names, args, strict=False)) | kwargs).get("dim")
         dims = range(len(shapes[0])) if dims is None else dims
         dims = [dims] if isinstance(dims, int) else dims
-        return tuple((shapes[0][dim], shapes[0][dim] > 1 and tensors[0].stride(dim) == 1) for dim in dims)
+        num_summed = math.prod(shapes[0][dim] for dim in dims)
+        is_split = num_summed == tensors[0].numel() >= _LEAST_SPLIT and torch.get_num_threads() > 1
+        is_split &= not operation.name().endswith("softmax")
+        return is_split, *((shapes[0][dim], shapes[0][dim] > 1 and tensors[0].stride(dim) == 1) for dim in dims)
     return shapes
 
 
@@ -168,8 +182,8 @@ def _counting(counts: Counter[tuple[str, Any]]) -> Iterator[None]:
 class Watch:
     """Notices what a call's passes run in PyTorch, but those of the target's trial did not.
 
-    What the kernels leave to PyTorch is counted in each pass. All operations are noted only with `looks_closely`, and
-    only in passes that are wider than those before, since that costs some microseconds for each.
+    What the kernels leave to PyTorch is counted in each pass. All operations are noted only with `looks_closely`, in
+    passes of more than one token per row, since that costs some microseconds for each.
 
     Attributes:
         found: what the last pass ran, phrased to follow "the target"; empty if there is nothing.
@@ -178,19 +192,19 @@ class Watch:
     def __init__(self, known: Counter[tuple[str, Any]] | None = None, *, looks_closely: bool = False) -> None:
         self.found = ""
         self._known = known
-        self._widest = 1 if looks_closely else operations.ANY
+        self._looks_closely, self._widest = looks_closely, 1
 
     @contextmanager
     def over(self, width: int) -> Iterator[bool]:
-        """Watch a pass over some tokens of each row, and yield whether this takes time."""
+        """Watch a pass over some tokens of each row, and yield whether it takes longer than others of its width."""
         if self._known is None:
             self.found = ""
             yield False
             return
-        is_close = width > self._widest  # a class may compute longer blocks in another way
-        self._widest = max(width, self._widest)
+        is_close = self._looks_closely and width > 1  # a class may compute longer blocks and texts in another way
+        is_first, self._widest = width > self._widest, max(width, self._widest)
         seen = Seen()
         with seen if is_close else nullcontext(), _counting(seen.counts):
-            yield is_close
+            yield is_close and is_first
         names = sorted({name for name, _ in seen.counts - self._known})
         self.found = f"ran {', '.join(names)} in PyTorch, unlike in its trial" if names else ""

@@ -64,9 +64,16 @@ def test_a_router_that_depends_on_the_pass_falls_back_with_the_reason(name: str,
 @pytest.mark.parametrize("is_in_config", [False, True])
 def test_router_logits_that_serve_a_training_loss_do_not_end_a_call(is_in_config: bool) -> None:
     model = built("OlmoeForCausalLM", output_router_logits=is_in_config)
-    given = {} if is_in_config else {"output_router_logits": True}
+    given: dict[str, Any] = {} if is_in_config else {"output_router_logits": True}
     stats = check(model, "OlmoeForCausalLM", 1, do_sample=False, cache_implementation="static", **given)
     assert stats.num_accepted_tokens > 0
+    inputs = left_padded(PROMPTS) | GREEDY
+    expected = model.generate(**inputs, output_router_logits=False)
+    drafting = uag.Assistant(model, draft_weights="model", num_candidate_tokens=4)
+    for assistant in (uag.Assistant(None), drafting):
+        assert torch.equal(assistant.generate(model, **inputs, **given), expected)  # plain decoding fails with rows
+    assert "stopped drafting" not in "; ".join(drafting.stats.fallbacks)
+    assert drafting.stats.num_accepted_tokens
 
 
 @pytest.mark.parametrize(("class_name", "num_keys", "seed"), SPARSE)

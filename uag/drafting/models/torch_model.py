@@ -16,7 +16,7 @@ from uag.drafting.drafter import Counts
 from uag.drafting.models.base import KEPT_POSITIONS, Passes, split
 from uag.drafting.models.graphed import StaticPasses
 from uag.drafting.models.trials import takes_blocks
-from uag.hf import models, weights, wrapped
+from uag.hf import models, passes, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.book import Book
 from uag.hf.inspection import in_evaluation, inspected_once, is_training
@@ -141,6 +141,7 @@ class TorchPasses(Passes):
         if mask is not None:
             inputs[f"{prefix}attention_mask"] = mask
         inputs[self._cache_name] = cache
+        passes.drop_router_logits(self.model, inputs)
         logits: torch.Tensor = self.model(**inputs, use_cache=True, return_dict=True).logits
         return logits
 
