@@ -115,7 +115,8 @@ def _key(model: Any) -> Any:
         return kinds
     watched = bool | float | (int if is_training(model) else str)  # integers may count passes
     configs = vars(model.config), vars(model.config.get_text_config(decoder=True))
-    owners = *(owner for each in modules(model) for owner in (vars(each), each._parameters, each._buffers)), *configs
+    own = [vars(each) for each in modules(model)]
+    owners = *own, *(each[name] for each in own for name in ("_parameters", "_buffers")), *configs
     values = [value for owner in owners for value in [*owner.values()]]
     # A tensor or a list may be a switch by its presence, but its values may be a pass's.
     return *kinds, tuple(

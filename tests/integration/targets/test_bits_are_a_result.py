@@ -149,7 +149,7 @@ def test_a_recurrence_that_computes_blocks_otherwise_is_found(name: str, monkeyp
         (lambda x: torch._foreach_pow([x], -0.5), torch.bfloat16, False),
         (lambda x: x[0].index_put((torch.tensor([0, 0, 1]),), x[0], accumulate=True), torch.float32, False),
         (lambda x: x[0].index_put((torch.tensor([0, 2, 1]),), x[0]), torch.float32, True),
-        (lambda x: TwoTensor(x, x).abs(), torch.bfloat16, False),
+        (lambda x: TwoTensor(x, x).abs(), torch.bfloat16, False),  # type: ignore[no-untyped-call]
         (lambda x: functional.silu(torch.nested.nested_tensor(list(x))), torch.bfloat16, False),
         (lambda x: torch.add(x, x), torch.bfloat16, True),
         (lambda x: x.pow(2) * 0.3 - x / 7, torch.float16, True),
