@@ -25,7 +25,7 @@ from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
 from uag.hf import blocks, devices, foreign_code, models, passes, weights
 from uag.hf.cache import caches, static
-from uag.hf.inspection import is_training, modules
+from uag.hf.inspection import attributes, is_training, modules
 from uag.hf.trials import DrawsError, once
 from uag.kernels import OwnKernels, Seen, watching
 from uag.proposal import Proposal
@@ -115,8 +115,7 @@ def _key(model: Any) -> Any:
         return kinds
     watched = bool | float | (int if is_training(model) else str)  # integers may count passes
     configs = vars(model.config), vars(model.config.get_text_config(decoder=True))
-    own = [vars(each) for each in modules(model)]
-    owners = *own, *(each[name] for each in own for name in ("_parameters", "_buffers")), *configs
+    owners = *(owner for each in modules(model) for owner in attributes(each)), *configs
     values = [value for owner in owners for value in [*owner.values()]]
     # A tensor or a list may be a switch by its presence, but its values may be a pass's.
     return *kinds, tuple(

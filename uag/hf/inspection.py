@@ -21,6 +21,11 @@ def has_hooks(module: Any) -> bool:
     return any(getattr(module, name, None) for name in _HOOKS)
 
 
+def attributes(module: Any) -> tuple[dict[str, Any], ...]:
+    """Return a module's attributes, parameters and buffers, by name."""
+    return vars(module), module._parameters, module._buffers
+
+
 def parameters(module: Any) -> dict[str, Any]:
     """Return a module's own parameters by name, which are faster to reach here than as attributes."""
     own: dict[str, Any] = module._parameters
