@@ -80,11 +80,7 @@ def can_read(*tensors: torch.Tensor | None) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
     try:
         return bool(LEVEL) and all(
-            tensor.dtype is given[0].dtype
-            and is_readable(tensor)
-            and tensor.is_contiguous()
-            and tensor.data_ptr() is not None
-            for tensor in given
+            tensor.dtype is given[0].dtype and is_readable(tensor) and tensor.is_contiguous() for tensor in given
         )
     except RuntimeError:
         return False
@@ -96,9 +92,14 @@ def is_readable(tensor: torch.Tensor) -> bool:
     False for packed weights (subclasses), sparse ones, zeros without memory, and imaginary parts of conjugates, whose
     signs turn when they are read.
     """
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    is_stored = not (tensor.is_neg() or tensor._is_zerotensor())
-    return is_plain and tensor.is_cpu and tensor.dtype in TYPES and is_stored
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.dtype in TYPES
+        and not tensor.is_neg()
+        and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+    )
 
 
 @_or_none
