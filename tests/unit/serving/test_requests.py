@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uag.serving.requests import HARMLESS, REFUSED, SERVED, problem, schema_of
+from uag.serving.requests import HARMLESS, REFUSED, SERVED, passed_on, problem, schema_of
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 PARAMS = {
@@ -18,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 
-def said(body: dict[str, Any], path: str = CHAT, **target: str) -> str:
+def said(body: dict[str, Any], path: str = CHAT, **target: Any) -> str:
     return problem(json.dumps(body).encode(), path, **target)
 
 
@@ -56,7 +56,8 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {"response_format": {"type": "json_schema", "json_schema": each}}) for each in ({}, 3, {"schema": True})),
     (COMPLETIONS, {"response_format": {"type": "json_object"}}),
     (CHAT, {"response_format": {"type": "json_object"}, "tools": [TOOL]}),
-    (CHAT, {"response_format": {"type": "text", "schema": {}}}),
+    *((CHAT, {"response_format": {"type": kind, "schema": {}}}) for kind in ("text", "json_schema")),
+    *((CHAT, {"response_format": {"type": "json_object"} | each}) for each in ({"schema": True}, {"json_schema": {}})),
     (CHAT, {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
     (CHAT, {"function_call": {"name": "f"}}),
     *((CHAT, {"tool_choice": choice}) for choice in ("required", TOOL, {"type": "allowed_tools"}, 3)),
@@ -74,6 +75,13 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"generation_config": '{"num_return_sequences": 2}'}),
     *((CHAT, {name: value}) for name in ("max_completion_tokens", "seed") for value in WRONG),
     *((COMPLETIONS, {name: value}) for name in ("temperature", "top_p") for value in WRONG[1:]),
+    *((COMPLETIONS, {"top_p": value}) for value in (0, -0.5, 1.5, float("nan"))),
+    *((COMPLETIONS, {"temperature": value, "stream": True}) for value in (1e-45, 1e308, float("inf"))),
+    (COMPLETIONS, {"seed": 1 << 64}),
+    *((CHAT, {"logit_bias": {"5": value}}) for value in ("x", "3", None, True, [], float("inf"), 10**400)),
+    *((CHAT, {"logit_bias": {key: 1}}) for key in ("x", "-1", "99", "1.0", "\u0665", "\u00b2", "9" * 5000)),
+    (CHAT, {"logit_bias": [1]}),
+    *((CHAT, {"messages": [{"role": "user", "content": [{"type": kind}]}]}) for kind in (None, 3, ["text"])),
     (CHAT, {"stream_options": True}),
     *((COMPLETIONS, {"stop": value}) for value in [*WRONG[:2], ["a", None], {}]),
     *((COMPLETIONS, {name: -1}) for name in ("max_tokens", "temperature", "frequency_penalty")),
@@ -106,6 +114,8 @@ NAMED = {"name": "x", "schema": SCHEMA, "strict": True}
 FORMATS: list[tuple[str, dict[str, Any], Any]] = [
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}}, SCHEMA),
     (CHAT, {"response_format": {"type": "json_object"}}, {"type": "object"}),
+    (CHAT, {"response_format": {"type": "json_object", "schema": None}}, {"type": "object"}),
+    (CHAT, {"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
     (CHAT, {"response_format": {"type": "text"}}, None),
     (CHAT, {}, None),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, None),
@@ -120,11 +130,11 @@ def test_the_schema_of_an_answer(path: str, fields: dict[str, Any], schema: Any)
 
 @pytest.mark.parametrize(("path", "fields"), ASKING, ids=[json.dumps(fields)[:60] for _, fields in ASKING])
 def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[str, Any]) -> None:
-    sentence = said(fields, path, chat_template="{{ tools }}")
+    sentence = said(fields, path, chat_template="{{ tools }}", num_ids=99)
     assert sentence.endswith(".")
     assert len(sentence) < 200
     for streamed in (True, False):
-        assert said(fields | {"stream": streamed}, path, chat_template="{{ tools }}") == sentence
+        assert said(fields | {"stream": streamed}, path, chat_template="{{ tools }}", num_ids=99) == sentence
 
 
 @pytest.mark.parametrize(
@@ -155,6 +165,21 @@ def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[s
 )
 def test_what_asks_for_nothing_is_accepted(path: str, fields: dict[str, Any]) -> None:
     assert said(fields, path, chat_template="{{ tools }}") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (COMPLETIONS, {"prompt": "x", "seed": 3, "suffix": "", "user": "me", "echo": False}, {"prompt": "x"}),
+        (CHAT, {"logit_bias": {"5": 3}, "stream": True, "n": 1}, {"logit_bias": {"5": 3.0}, "stream": True}),
+        (RESPONSES, {"input": "x"}, {"input": "x", "parallel_tool_calls": True}),
+        (RESPONSES, {"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+    ],
+)
+def test_what_transformers_server_gets(path: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    passed = passed_on(fields, path)
+    assert passed == {"stream": False} | expected
+    assert all(isinstance(bias, float) for bias in passed.get("logit_bias", {}).values())
 
 
 @pytest.mark.parametrize("value", ["false", 0, 1, []])
