@@ -110,7 +110,7 @@ OF_OTHERS = {
     "kernels/library.py": {"_rows", "_vcomp_barrier", "_vcomp_fork", "_vcomp_set_num_threads"},
     "kernels/operations.py": {"_apply_gate", "_bias", "_default_apply_gate", "_is_expert_parallel"},
     "kernels/rounding.py": {"_schema"},
-    "serving/server.py": {"_generation_state", "_model_manager"},
+    "serving/server.py": {"_chat_handler", "_generation_state", "_model_manager", "_response_handler"},
 }
 """Private names of libraries that a file outside `hf` uses."""
 

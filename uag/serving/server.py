@@ -223,7 +223,7 @@ class Server:
             status, reason = 400, ""
             try:
                 if request.method == "POST" and request.url.path in SERVED:
-                    reason = await self._read(request)
+                    reason = await self._reason(request)
                 if not reason:
                     response = await run(request)
                     if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -239,7 +239,7 @@ class Server:
 
         self._server.config.app.middleware("http")(refuse)
 
-    async def _read(self, request: Any) -> str:
+    async def _reason(self, request: Any) -> str:
         """Return why a request is refused, or replace its body by what transformers' server shall read."""
         data, path = await request.body(), request.url.path
         # The server would tokenize it between the tokens of other answers.

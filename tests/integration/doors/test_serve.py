@@ -524,6 +524,18 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
         Server("./none", "./none", host=host, port=8000)
 
 
+@pytest.mark.usefixtures("detached")
+def test_an_ipv6_address_has_brackets(tmp_path: Path) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as free:
+            free.bind(("::1", 0))
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = Server(chat_target(tmp_path / "target", num_hidden_layers=1), demo_folder("draft"), host="::1", port=port)
+    assert f" http://[::1]:{port}/v1/" in server.example()
+
+
 @pytest.mark.slow
 def test_memory_after_many_requests(server: Running) -> None:
     process = psutil.Process(server.process.pid)

@@ -5,8 +5,9 @@ import json
 from typing import Any
 
 import pytest
+from transformers import GenerationConfig
 
-from uag.serving.requests import HARMLESS, REFUSED, SERVED, passed_on, problem, schema_of
+from uag.serving.requests import HARMLESS, REFUSED, SERVED, complete, passed_on, problem, schema_of
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 PARAMS = {
@@ -51,13 +52,14 @@ def test_fields_that_answers_obey_are_fields_of_transformers_server() -> None:
 
 
 WRONG: list[Any] = [1.5, True, "1", [], {}]  # for a whole number, and those behind the first one for any
+BIASES: list[Any] = ["x", "3", None, True, [], float("inf"), 10**400]
 ASKING: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_schema", "grammar", ["json_object"])),
     *((CHAT, {"response_format": {"type": "json_schema", "json_schema": each}}) for each in ({}, 3, {"schema": True})),
     (COMPLETIONS, {"response_format": {"type": "json_object"}}),
     (CHAT, {"response_format": {"type": "json_object"}, "tools": [TOOL]}),
     *((CHAT, {"response_format": {"type": kind, "schema": {}}}) for kind in ("text", "json_schema")),
-    *((CHAT, {"response_format": {"type": "json_object"} | each}) for each in ({"schema": True}, {"json_schema": {}})),
+    *((CHAT, {"response_format": {"type": "json_object", name: True}}) for name in ("schema", "json_schema", "strict")),
     (CHAT, {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
     (CHAT, {"function_call": {"name": "f"}}),
     *((CHAT, {"tool_choice": choice}) for choice in ("required", TOOL, {"type": "allowed_tools"}, 3)),
@@ -78,7 +80,7 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     *((COMPLETIONS, {"top_p": value}) for value in (0, -0.5, 1.5, float("nan"))),
     *((COMPLETIONS, {"temperature": value, "stream": True}) for value in (1e-45, 1e308, float("inf"))),
     (COMPLETIONS, {"seed": 1 << 64}),
-    *((CHAT, {"logit_bias": {"5": value}}) for value in ("x", "3", None, True, [], float("inf"), 10**400)),
+    *((CHAT, {"logit_bias": {"5": value}}) for value in BIASES),
     *((CHAT, {"logit_bias": {key: 1}}) for key in ("x", "-1", "99", "1.0", "\u0665", "\u00b2", "9" * 5000)),
     (CHAT, {"logit_bias": [1]}),
     *((CHAT, {"messages": [{"role": "user", "content": [{"type": kind}]}]}) for kind in (None, 3, ["text"])),
@@ -180,6 +182,30 @@ def test_what_transformers_server_gets(path: str, fields: dict[str, Any], expect
     passed = passed_on(fields, path)
     assert passed == {"stream": False} | expected
     assert all(isinstance(bias, float) for bias in passed.get("logit_bias", {}).values())
+
+
+@pytest.mark.parametrize(
+    ("body", "samples", "temperature"),
+    [
+        ({}, None, 0.7),
+        ({"temperature": 0.7}, True, 0.7),  # the config's own
+        ({"top_p": 0.9}, True, 0.7),
+        ({"top_p": 0.9, "temperature": 0}, None, 0),
+        ({"temperature": 0.7, "generation_config": '{"do_sample": false}'}, None, 0.7),
+        ({"generation_config": '{"temperature": 0.7}'}, True, 0.7),
+    ],
+)
+def test_what_samples(body: dict[str, Any], samples: bool | None, temperature: float) -> None:
+    config = GenerationConfig(temperature=body.get("temperature", 0.7), stop_strings=["", "a"], sequence_bias={})
+    complete(config, body)
+    assert (config.do_sample, config.temperature) == (samples, temperature)
+    assert (config.stop_strings, config.sequence_bias) == (["a"], None)
+
+
+def test_top_p_samples_where_the_config_has_a_temperature_of_0() -> None:
+    config = GenerationConfig(temperature=0.0)
+    complete(config, {"top_p": 0.9})
+    assert (config.do_sample, config.temperature) == (True, 1.0)
 
 
 @pytest.mark.parametrize("value", ["false", 0, 1, []])
