@@ -82,6 +82,7 @@ transformers.cli.serve: Serve
 transformers.cli.serving.model_manager.ModelManager: get_model_modality load_model_and_processor process_model_name
 transformers.cli.serving.utils: BaseGenerateManager
 transformers.cli.serving.utils.BaseGenerateManager: generate_non_streaming generate_streaming
+transformers.cli.serving.utils.BaseHandler: get_processor_inputs_from_messages
 transformers.cli.serving.utils.GenerationState: get_manager
 transformers.generation.streamers: BaseStreamer
 """)

@@ -49,16 +49,20 @@ def _is_stop(value: Any) -> bool:
     return all(isinstance(each, str) for each in (value if isinstance(value, list) else [value]))
 
 
+def _is_temperature(value: Any) -> bool:
+    return _is_number(value) and (value == 0 or 1e-6 <= value <= 1e6)  # others would make logits infinite or NaN
+
+
 _FEWEST = (lambda value: _is_whole(value) and value >= 1, "a whole number of 1 or more")
 _VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _FEWEST),
-    "seed": (_is_whole, "a whole number"),
-    "temperature": (lambda value: _is_number(value) and value >= 0, "a number of 0 or more"),
-    "top_p": (_is_number, "a number"),
-    "frequency_penalty": (lambda value: _is_number(value) and value > -1, "a number above -1"),
+    "seed": (lambda value: _is_whole(value) and -(1 << 63) <= value < 1 << 64, "a whole number of at most 64 bits"),
+    "temperature": (_is_temperature, "0, or a number from 0.000001 to 1,000,000"),
+    "top_p": (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0, and at most 1"),
+    "frequency_penalty": (lambda value: _is_number(value) and -1 < value < 1e6, "a number above -1, below 1,000,000"),
     "stop": (_is_stop, "a text, or a list of texts"),
     "stream": (lambda value: isinstance(value, bool), "true or false"),
-    "stream_options": (lambda value: isinstance(value, dict), "an object"),
+    **dict.fromkeys(("stream_options", "logit_bias"), (lambda value: isinstance(value, dict), "an object")),
 }
 """Checks of values that transformers would convert, such as "false" to true, or refuse in the midst of a stream."""
 
@@ -72,11 +76,11 @@ PARTS = {"LLM": _TEXT, "VLM": _TEXT | _SEEN, "MULTIMODAL": _TEXT | _SEEN | {"inp
 _DROPPED_OF_MESSAGES = ("audio", "function_call", "refusal")
 
 
-def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = "") -> str:
+def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = "", num_ids: int = 1 << 31) -> str:
     """Return why a request would be answered wrongly or harm the server, in one sentence; empty if it would not.
 
-    `modality` is what transformers' server takes the target for. Other invalid requests are refused by transformers or
-    uag.
+    `modality` is what transformers' server takes the target for, and `num_ids` the number of its logits. Other invalid
+    requests are refused by transformers or uag.
     """
     try:
         body = json.loads(data)
@@ -91,6 +95,7 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
         body = body | {"response_format": None}
     problems = chain(
         _of_fields(body, path),
+        _of_biases(body.get("logit_bias"), num_ids),
         _of_tools(body.get("tools"), chat_template),
         _of_messages(body, PARTS.get(modality, _TEXT)),
         _of_extensions(body),
@@ -101,10 +106,26 @@ def problem(data: bytes, path: str, modality: str = "LLM", chat_template: str = 
 def schema_of(body: dict[str, Any], path: str) -> Any:
     """Return the JSON schema that the answer to a chat must match; None for any text, and for formats not served."""
     asked = body.get("response_format") if path == "/v1/chat/completions" else None
-    kind = asked.get("type") if isinstance(asked, dict) else None
-    described = asked.get("json_schema") if isinstance(asked, dict) else None
-    schema = described.get("schema") if kind == "json_schema" and isinstance(described, dict) else None
-    return ANY_OBJECT if kind == "json_object" else schema if isinstance(schema, dict) else None
+    given = {name: value for name, value in asked.items() if value is not None} if isinstance(asked, dict) else {}
+    match given:
+        case {"type": "json_object", **others} if others.keys() <= {"schema"}:  # as llama.cpp and others take it
+            return (others.get("schema") or ANY_OBJECT) if isinstance(others.get("schema", {}), dict) else None
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}, **others} if not others:
+            return schema
+    return None
+
+
+def passed_on(body: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return what transformers' server gets of a request without nulls: the fields it serves, with OpenAI's defaults.
+
+    Not the seed, which it would set while another request draws.
+    """
+    fields = {name: value for name, value in body.items() if name in SERVED[path] - {"seed"}}
+    if biases := fields.get("logit_bias"):
+        fields["logit_bias"] = {id_: float(bias) for id_, bias in biases.items()}
+    if path == "/v1/responses":
+        fields["parallel_tool_calls"] = body.get("parallel_tool_calls") is not False  # part of the answer
+    return {"stream": False} | fields
 
 
 def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:
@@ -120,13 +141,21 @@ def _of_fields(body: dict[str, Any], path: str) -> Iterator[str]:
             yield f"{name}={json.dumps(value):.80} must be {expected}."
 
 
+def _of_biases(biases: Any, num_ids: int) -> Iterator[str]:
+    for id_, bias in biases.items() if isinstance(biases, dict) else ():
+        is_id = id_.isascii() and id_.isdigit() and len(id_) < 10 and int(id_) < num_ids
+        if not (is_id and _is_number(bias) and abs(bias) <= 1e30):
+            pair = json.dumps({id_: bias})
+            yield f"logit_bias has {pair:.80}: send ids from 0 to {num_ids - 1}, and finite numbers."
+
+
 def _of_messages(body: dict[str, Any], parts: set[str]) -> Iterator[str]:
     for message in _messages(body):
         for name in _DROPPED_OF_MESSAGES:
             if message.get(name):
                 yield f"A message's {name} is not supported."
         for part in _objects(message.get("content") or message.get("output")):
-            if isinstance(kind := part.get("type"), str) and kind not in parts:
+            if not isinstance(kind := part.get("type"), str) or kind not in parts:
                 yield f"This target does not read parts of the type {kind!r:.80}: send {', '.join(sorted(parts))}."
 
 
@@ -176,12 +205,17 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def complete(config: Any, default: Any) -> None:
+def complete(config: Any, body: dict[str, Any]) -> None:
     """Give the generation config of a request the meaning of OpenAI's API, where transformers' server does not.
 
-    Empty stop strings and biases are none, and a temperature samples unless the request says otherwise.
+    Empty stop strings and biases are none, and a temperature or top_p samples unless the request says otherwise.
     """
+    if isinstance(config.stop_strings, list):
+        config.stop_strings = [each for each in config.stop_strings if each != ""]
     for name in ("stop_strings", "sequence_bias"):
         setattr(config, name, getattr(config, name) or None)
-    if config.temperature and config.temperature != default.temperature and config.do_sample == default.do_sample:
+    asked = json.loads(body.get("generation_config") or "{}") | body
+    temperature, top_p = asked.get("temperature"), asked.get("top_p")
+    if asked.get("do_sample") is None and (top_p is not None if temperature is None else temperature):
         config.do_sample = True
+        config.temperature = config.temperature or 1.0

@@ -1,14 +1,16 @@
 """transformers' OpenAI-compatible server, with a draft attached to its target."""
 
+import errno
 import inspect
 import json
 import logging
+import re
 import shlex
 import socket
 import sys
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -25,7 +27,7 @@ from uag.hf import models, required_names
 from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
-from uag.serving.requests import SERVED, complete, problem, schema_of
+from uag.serving.requests import SERVED, complete, passed_on, problem, schema_of
 from uag.stats import Totals
 from uag.structured import JsonSchemas
 
@@ -40,8 +42,26 @@ _OF_SERVER = (torch.OutOfMemoryError, MemoryError, OSError, ImportError)
 _OF_REQUESTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, TemplateError)
 """What transformers' server and `generate` raise for valid requests that cannot be served, and for invalid ones."""
 
-_asked_schema: ContextVar[dict[str, Any] | None] = ContextVar("_asked_schema", default=None)
-"""The JSON schema that the answer to the current request must match."""
+_asked: ContextVar[tuple[dict[str, Any], str]] = ContextVar("_asked", default=({}, ""))
+"""The body of the current request without its nulls, and the path."""
+
+_HANDLERS = ("_chat_handler", "_response_handler")
+_NOT_SERVED = "/v1/audio/transcriptions"
+_STREAMED_ERROR = re.compile(rb'(\A|\n\n)data: \{"error": "(.*)"\}\n\n\Z', re.DOTALL)
+
+
+class _Seeded:
+    """A target whose calls of `generate` start from a seed, on the thread that draws."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self._model, self._seed = model, seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def generate(self, **kwargs: Any) -> Any:
+        torch.manual_seed(self._seed)
+        return self._model.generate(**kwargs)
 
 
 class _UntilEnd(BaseStreamer):
@@ -100,15 +120,19 @@ class Server:
                 """Do nothing: the constructor calls it, and `Server.run` starts the server instead."""
 
         self.target = target
-        self.url = f"http://{host}:{port}"
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.totals = Totals()
         # A port in use and a wrong name fail here, before gigabytes of weights are read.
         self._socket = _bound(host, port)
         tokenizer = load_tokenizer(target, role="target")
         served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
-        required_names.require(served, "_model_manager", "_generation_state", "server")
+        required_names.require(served, "_model_manager", "_generation_state", "server", *_HANDLERS)
         model, self._processor = self._assist(served._model_manager, draft, options)
         self._modality = served._model_manager.get_model_modality(model, processor=self._processor).name
+        self._num_ids = models.head_size(model)
+        for handler in (getattr(served, name) for name in _HANDLERS):
+            convert = handler.get_processor_inputs_from_messages
+            handler.get_processor_inputs_from_messages = partial(_with_contents, convert)
         self._get_manager = served._generation_state.get_manager
         served._generation_state.get_manager = self._manager
         most = models.max_positions(model)
@@ -118,7 +142,9 @@ class Server:
         self._most_bytes = _MOST_OTHER_BYTES + _BYTES_PER_CHARACTER * longest * self._most_tokens
         self._server = served.server
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
-        self._server.config.app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
+        app = self._server.config.app
+        app.router.routes[:] = [each for each in app.router.routes if getattr(each, "path", "") != _NOT_SERVED]
+        app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse()
         self._until_end = _UntilEnd()
         self._schemas: JsonSchemas | None = None
@@ -156,8 +182,9 @@ class Server:
         """Refuse a long prompt, before the answer begins, since the status of a stream cannot change later."""
         if inputs["input_ids"].shape[1] > self._most_tokens:
             raise OptionError(self._too_long)
-        complete(config, model.generation_config)
-        if (schema := _asked_schema.get()) is not None:
+        body, path = _asked.get()
+        complete(config, body)
+        if (schema := schema_of(body, path)) is not None:
             try:
                 self._schemas = self._schemas or JsonSchemas(getattr(processor, "tokenizer", processor), model)
             except ImportError as error:
@@ -165,6 +192,8 @@ class Server:
             inputs = {**inputs, "logits_processor": [self._schemas.processor(schema)]}
         if inspect.iscoroutinefunction(generate):  # no stream
             inputs = {**inputs, "streamer": self._until_end}
+        if (seed := body.get("seed")) is not None:
+            model = _Seeded(model, seed)
         answer = generate(model, processor, inputs, config, **kwargs)
         if isinstance(answer, tuple):  # the queue and the streamer of a stream
             self._streamers.add(answer[1])
@@ -186,30 +215,45 @@ class Server:
 
     def _refuse(self) -> None:
         """Answer requests that cannot be served with 400 or 500 and one sentence, in the form of OpenAI's API."""
-        from fastapi import Request, Response
+        from fastapi import Request
         from fastapi.responses import JSONResponse
+        from starlette.requests import ClientDisconnect
 
-        async def refuse(request: Request, run: Callable[[Request], Awaitable[Response]]) -> Response:
+        async def refuse(request: Request, run: Callable[[Request], Awaitable[Any]]) -> Any:
             status, reason = 400, ""
-            if request.method == "POST" and (path := request.url.path) in SERVED:
-                data = await request.body()
-                # The server would tokenize it between the tokens of other answers.
-                is_long = len(data) > self._most_bytes and isinstance(self._processor, PreTrainedTokenizerBase)
-                template = str(getattr(self._processor, "chat_template", None))
-                reason = self._too_long if is_long else problem(data, path, self._modality, template)
-                if not reason:
-                    _asked_schema.set(schema_of(json.loads(data), path))
             try:
+                if request.method == "POST" and request.url.path in SERVED:
+                    reason = await self._reason(request)
                 if not reason:
-                    return await run(request)
+                    response = await run(request)
+                    if response.headers.get("content-type", "").startswith("text/event-stream"):
+                        response.body_iterator = _with_valid_errors(response.body_iterator)
+                    return response
+            except ClientDisconnect:
+                reason = "The client has hung up."
             except (*_OF_REQUESTS, *_OF_SERVER) as error:
                 status = 500 if isinstance(error, _OF_SERVER) else 400
                 reason = str(error) if isinstance(error, UagError) else f"The request cannot be served: {error!r:.300}."
                 logger.warning("%s: %s", request.url.path, reason)
-            kind = "invalid_request_error" if status == 400 else "server_error"
-            return JSONResponse({"error": {"message": reason, "type": kind, "param": None, "code": None}}, status)
+            return JSONResponse(_error(reason, status), status)
 
         self._server.config.app.middleware("http")(refuse)
+
+    async def _reason(self, request: Any) -> str:
+        """Return why a request is refused, or replace its body by what transformers' server shall read."""
+        data, path = await request.body(), request.url.path
+        # The server would tokenize it between the tokens of other answers.
+        if len(data) > self._most_bytes and isinstance(self._processor, PreTrainedTokenizerBase):
+            return self._too_long
+        template = str(getattr(self._processor, "chat_template", None))
+        reason = problem(data, path, self._modality, template, self._num_ids)
+        if not reason:
+            body = {name: value for name, value in json.loads(data).items() if value is not None}
+            _asked.set((body, path))
+            request._body = json.dumps(passed_on(body, path)).encode()
+            headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+            request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
+        return reason
 
     def example(self) -> str:
         body: dict[str, Any] = {"model": self.target, "max_tokens": 64}
@@ -221,15 +265,36 @@ class Server:
         return f"curl {self.url}/v1/{path} {header} -d {shlex.quote(json.dumps(body))}"
 
 
+def _with_contents(convert: Callable[..., list[dict[str, Any]]], messages: Any, modality: Any) -> list[dict[str, Any]]:
+    """Convert messages for the chat template with their contents, which transformers drops beside tool calls."""
+    without_calls = [{name: each for name, each in message.items() if name != "tool_calls"} for message in messages]
+    pairs = zip(convert(messages, modality), convert(without_calls, modality), strict=True)
+    return [message | {"content": other["content"]} for message, other in pairs]
+
+
+def _error(reason: str, status: int) -> dict[str, Any]:
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    return {"error": {"message": reason, "type": kind, "param": None, "code": None}}
+
+
+async def _with_valid_errors(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass on a stream with an error at its end in the form of OpenAI's API; transformers does not escape its text."""
+    async for chunk in chunks:
+        if found := _STREAMED_ERROR.search(chunk):
+            event = json.dumps(_error(found[2].decode(errors="replace"), 500)).encode()
+            chunk = chunk[: found.start()] + found[1] + b"data: " + event + b"\n\n"
+        yield chunk
+
+
 def _bound(host: str, port: int) -> socket.socket:
     """Return a socket for an address, or refuse one that another program uses or that this machine does not have."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    if sys.platform != "win32":  # there, the option would allow two servers on one port
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        if sys.platform != "win32":  # there, the option would allow two servers on one port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
-    except OSError as error:
-        raise OptionError(
-            f"The server cannot listen on {host}:{port}: {error.strerror}. Pass another --port."
-        ) from error
+    except (OSError, UnicodeError) as error:
+        option = "--port" if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        reason = f"{host}:{port}: {getattr(error, 'strerror', error)}"
+        raise OptionError(f"The server cannot listen on {reason}. Pass another {option}.") from error
     return bound

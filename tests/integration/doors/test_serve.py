@@ -24,6 +24,7 @@ from tests.support.served import ENVIRONMENT, UAG, chat_target, plain_text
 from uag.errors import LoadingError, OptionError
 from uag.loading import demo_folder, load_model, load_tokenizer
 from uag.serving import Server
+from uag.serving.requests import HARMLESS, REFUSED, SERVED
 from uag.structured import JsonSchemas
 
 openai = pytest.importorskip("openai", reason="uag[serve] is not installed")
@@ -75,10 +76,10 @@ class Running:
         time.sleep(0.1)  # until it is logged
         return stats
 
-    def post(self, path: str, body: Any) -> tuple[int, Any]:
+    def post(self, path: str, body: Any, content_type: str = "application/json") -> tuple[int, Any]:
         """Return the status of a request, and the JSON of an error, which transformers' bare 500 has not."""
         data = body if isinstance(body, bytes) else json.dumps({"model": self.name} | body).encode()
-        request = urllib.request.Request(f"{self.url}/v1/{path}", data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"{self.url}/v1/{path}", data, {"Content-Type": content_type})
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, response.read()
@@ -160,6 +161,8 @@ def test_an_answer_is_json_of_the_requests_schema(server: Running) -> None:
     streamed = (chunk.choices[0].delta.content for chunk in create(**options, response_format=AS_JSON, stream=True))
     assert "".join(text or "" for text in streamed) == expected
     assert create(**options, response_format={"type": "json_object"}).choices[0].message.content.startswith("{")
+    of_llama_cpp: Any = {"type": "json_object", "schema": ENCODING}
+    assert create(**options, response_format=of_llama_cpp).choices[0].message.content == expected
     assert create(**options).choices[0].message.content != expected  # a format is one request's
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}
     for is_streamed in (False, True):
@@ -202,6 +205,97 @@ def test_a_seed_and_a_temperature(server: Running) -> None:
     assert server.complete(seed=5, temperature=0).choices[0].text == server.plain()
 
 
+@pytest.mark.parametrize(
+    ("fields", "sampling"),
+    [
+        ({"temperature": 1}, {}),  # the default of the target's config
+        ({"top_p": 0.5}, {"top_p": 0.5}),
+        ({"top_p": 0.5, "temperature": 0}, None),
+        ({"extra_body": {"generation_config": '{"max_new_tokens": 16, "top_p": 0.5}'}}, {"top_p": 0.5}),
+        ({"extra_body": {"generation_config": '{"do_sample": false}'}, "temperature": 0.7}, None),
+    ],
+)
+def test_what_samples(server: Running, fields: dict[str, Any], sampling: dict[str, Any] | None) -> None:
+    torch.manual_seed(3)
+    expected = server.plain() if sampling is None else server.plain(do_sample=True, **sampling)
+    assert server.complete(seed=3, **fields).choices[0].text == expected
+    assert (expected == server.plain()) == (sampling is None)
+
+
+def test_seeds_of_requests_at_once(server: Running) -> None:
+    """Each is answered as alone, also behind a stream that samples."""
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24}
+    expected = {}
+    for seed in range(4):
+        torch.manual_seed(seed)
+        expected[seed] = server.plain(do_sample=True, max_new_tokens=24)
+    assert len(set(expected.values())) == 4
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(2):
+            stream = server.complete(**options | {"max_tokens": 300}, seed=0, stream=True)
+            chunks = [next(iter(stream))]
+            answers = list(pool.map(lambda seed: server.complete(seed=seed % 4, **options), range(8)))
+            assert [answer.choices[0].text for answer in answers] == [expected[seed % 4] for seed in range(8)]
+            assert "".join(each.choices[0].text for each in [*chunks, *stream]).startswith(expected[0])
+
+
+def test_a_bias_of_a_whole_number(server: Running) -> None:
+    (banned,) = server.tokenizer(server.plain(CHAT[0]["content"] + "\n", max_new_tokens=1))["input_ids"][:1]
+    expected = server.plain(CHAT[0]["content"] + "\n", sequence_bias={(banned,): -100.0})
+    create = server.client.chat.completions.create
+    answer = create(model=server.name, messages=CHAT, max_tokens=NEW, logit_bias={str(banned): -100})
+    assert answer.choices[0].message.content == expected != server.plain(CHAT[0]["content"] + "\n")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_is_read_as_json(server: Running, content_type: str) -> None:
+    status, answer = server.post("completions", {"prompt": CODE, "max_tokens": NEW}, content_type)
+    assert (status, json.loads(answer)["choices"][0]["text"]) == (200, server.plain())
+
+
+@pytest.mark.parametrize("path", SERVED)
+def test_null_is_absent(server: Running, path: str) -> None:
+    body = dict.fromkeys(sorted(SERVED[path] | HARMLESS | REFUSED.keys() - {"model"}))
+    body |= {"prompt": CODE} if path == "/v1/completions" else {"messages": CHAT} if "chat" in path else {"input": "x"}
+    status, answer = server.post(path.removeprefix("/v1/"), body | {"generation_config": '{"max_new_tokens": 2}'})
+    assert status == 200, answer
+    assert json.loads(answer)["object"] in ("text_completion", "chat.completion", "response")
+
+
+def test_the_content_beside_tool_calls_is_read(server: Running) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "x = f()"}
+    after = {"role": "tool", "tool_call_id": "1", "content": "3"}
+    expected = server.plain("def add(first, second):\nx = f()\n3\n")
+    body = {"messages": [*CHAT, message | {"tool_calls": [call]}, after], "max_tokens": NEW}
+    status, answer = server.post("chat/completions", body)
+    assert (status, json.loads(answer)["choices"][0]["message"]["content"]) == (200, expected)
+    items = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]
+    items += [{"type": "function_call_output", "call_id": "1", "output": "3"}]
+    status, answer = server.post("responses", {"input": [*CHAT, message, *items], "max_output_tokens": NEW})
+    assert (status, json.loads(answer)["output"][0]["content"][0]["text"]) == (200, expected)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_an_error_in_a_stream_is_valid_json(server: Running, path: str) -> None:
+    config = json.dumps({"max_new_tokens": 2, "bad_words_ids": 'a "quoted"\nname'})
+    body = {"prompt": CODE} if path == "completions" else {"messages": CHAT}
+    _, answer = server.post(path, body | {"stream": True, "generation_config": config})
+    *_, event = answer.decode().strip().split("\n\n")
+    assert 'a "quoted"' in json.loads(event.removeprefix("data: "))["error"]["message"]
+
+
+def test_a_path_that_is_not_served(server: Running) -> None:
+    assert server.post("audio/transcriptions", {})[0] == 404
+
+
+@pytest.mark.parametrize("empty", [["", "x"], [""], ""])
+def test_an_empty_stop_string_is_none(server: Running, empty: Any) -> None:
+    stop = [each.replace("x", server.plain()[8:12]) for each in empty]
+    expected = server.plain(stop_strings=stop[1:], tokenizer=server.tokenizer) if stop[1:] else server.plain()
+    assert server.complete(stop=stop if isinstance(empty, list) else empty).choices[0].text == expected
+
+
 def test_a_stop_string(server: Running) -> None:
     stop = server.plain()[8:12]
     expected = server.plain(stop_strings=[stop], tokenizer=server.tokenizer)
@@ -235,6 +329,15 @@ def test_a_client_that_hangs_up(server: Running) -> None:
     assert server.get("/v1/uag/stats")["num_output_tokens"] - num_tokens < 2000
 
 
+def test_a_client_that_hangs_up_while_it_sends(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        time.sleep(0.2)
+    time.sleep(0.5)  # until the server has noticed
+    assert "Traceback" not in server.log.read_text()
+
+
 def test_a_target_that_does_not_exist() -> None:
     with pytest.raises(LoadingError, match=r"The tokenizer of the target '\./none' cannot be loaded"):
         Server("./none", demo_folder("draft"), host="127.0.0.1", port=0)
@@ -250,12 +353,14 @@ LONG = "x = 1\n" * POSITIONS
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0, "stream": True}, "max_tokens=0 must be a whole number of 1 or more"),
     ({"max_tokens": "x"}, 'max_tokens="x" must be a whole number'),
-    ({"temperature": "hot"}, 'temperature="hot" must be a number'),
+    ({"temperature": "hot"}, 'temperature="hot" must be 0, or a number'),
     ({"stream": "false"}, 'stream="false" must be true or false'),
-    ({"temperature": float("nan")}, "temperature=NaN must be a number of 0 or more"),
-    ({"temperature": -1, "stream": True}, "temperature=-1 must be a number of 0 or more"),
+    ({"temperature": float("nan")}, "temperature=NaN must be 0, or a number from"),
+    ({"temperature": -1, "stream": True}, "temperature=-1 must be 0, or a number from"),
+    ({"temperature": 1e-45, "stream": True}, "temperature=1e-45 must be 0, or a number from"),
+    ({"top_p": 5, "stream": True}, "top_p=5 must be a number above 0, and at most 1"),
     ({"frequency_penalty": -1}, "frequency_penalty=-1 must be a number above -1"),
-    ({"seed": 1 << 70}, "Overflow"),
+    ({"seed": 1 << 70, "stream": True}, "must be a whole number of at most 64 bits"),
     ({"stop": 3, "stream": True}, "stop=3 must be a text, or a list of texts"),
     ({"n": 2}, "n=2 is not supported: leave it out, or send 1"),
     ({"logprobs": 0}, "logprobs=0 is not supported: leave it out, or send false"),
@@ -266,7 +371,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"generation_config": '{"assistant_early_exit": 1}'}, "must not have assistant_early_exit"),
     ({"prompt": ""}, "The prompt is empty"),
     ({"prompt": ["a", "b"]}, "prompt must be a string"),
-    ({"prompt": None}, "prompt must be a string"),
+    ({"prompt": None}, "The prompt is empty"),
     ({"prompt": "\ud800"}, "surrogates not allowed"),
     ({"prompt": LONG}, f"^The prompt is too long: the server accepts at most {POSITIONS} tokens.$"),
     ({"prompt": LONG, "stream": True}, f"^The prompt is too long: the server accepts at most {POSITIONS} tokens.$"),
@@ -280,6 +385,12 @@ CHATS: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "parts of the type 'image"),
 ]
 CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"logit_bias": {"x": 1}, "stream": True},
+        r'logit_bias has \{"x": 1\}: send ids from 0 to \d+, and finite numbers',
+    ),
+    ({"logit_bias": {"9999999": 1}, "stream": True}, 'logit_bias has {"9999999": 1}: send ids from 0'),
+    ({"response_format": {"type": "json_object", "schema": {"type": "strin"}}}, "The JSON schema cannot be used"),
     ({"response_format": {"type": "grammar"}}, r'response_format=.*leave it out, or send \{"type": "text"\}\.'),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "no place for tools"),
     ({"chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}}, "must not have a chat_template"),
@@ -405,6 +516,24 @@ def test_a_port_in_use_is_found_before_the_target_is_loaded() -> None:
         port = used.getsockname()[1]
         with pytest.raises(OptionError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*Pass another --port"):
             Server("./none", "./none", host="127.0.0.1", port=port)
+
+
+@pytest.mark.parametrize("host", ["host.invalid", "192.0.2.1", "a..b", "2001:db8::1"])
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(OptionError, match=rf"cannot listen on {host}:8000: .*\. Pass another --host"):
+        Server("./none", "./none", host=host, port=8000)
+
+
+@pytest.mark.usefixtures("detached")
+def test_an_ipv6_address_has_brackets(tmp_path: Path) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as free:
+            free.bind(("::1", 0))
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = Server(chat_target(tmp_path / "target", num_hidden_layers=1), demo_folder("draft"), host="::1", port=port)
+    assert f" http://[::1]:{port}/v1/" in server.example()
 
 
 @pytest.mark.slow

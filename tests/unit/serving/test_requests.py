@@ -5,8 +5,9 @@ import json
 from typing import Any
 
 import pytest
+from transformers import GenerationConfig
 
-from uag.serving.requests import HARMLESS, REFUSED, SERVED, problem, schema_of
+from uag.serving.requests import HARMLESS, REFUSED, SERVED, complete, passed_on, problem, schema_of
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 PARAMS = {
@@ -18,7 +19,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 
-def said(body: dict[str, Any], path: str = CHAT, **target: str) -> str:
+def said(body: dict[str, Any], path: str = CHAT, **target: Any) -> str:
     return problem(json.dumps(body).encode(), path, **target)
 
 
@@ -51,12 +52,14 @@ def test_fields_that_answers_obey_are_fields_of_transformers_server() -> None:
 
 
 WRONG: list[Any] = [1.5, True, "1", [], {}]  # for a whole number, and those behind the first one for any
+BIASES: list[Any] = ["x", "3", None, True, [], float("inf"), 10**400]
 ASKING: list[tuple[str, dict[str, Any]]] = [
     *((CHAT, {"response_format": {"type": kind}}) for kind in ("json_schema", "grammar", ["json_object"])),
     *((CHAT, {"response_format": {"type": "json_schema", "json_schema": each}}) for each in ({}, 3, {"schema": True})),
     (COMPLETIONS, {"response_format": {"type": "json_object"}}),
     (CHAT, {"response_format": {"type": "json_object"}, "tools": [TOOL]}),
-    (CHAT, {"response_format": {"type": "text", "schema": {}}}),
+    *((CHAT, {"response_format": {"type": kind, "schema": {}}}) for kind in ("text", "json_schema")),
+    *((CHAT, {"response_format": {"type": "json_object", name: True}}) for name in ("schema", "json_schema", "strict")),
     (CHAT, {"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
     (CHAT, {"function_call": {"name": "f"}}),
     *((CHAT, {"tool_choice": choice}) for choice in ("required", TOOL, {"type": "allowed_tools"}, 3)),
@@ -74,6 +77,13 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"generation_config": '{"num_return_sequences": 2}'}),
     *((CHAT, {name: value}) for name in ("max_completion_tokens", "seed") for value in WRONG),
     *((COMPLETIONS, {name: value}) for name in ("temperature", "top_p") for value in WRONG[1:]),
+    *((COMPLETIONS, {"top_p": value}) for value in (0, -0.5, 1.5, float("nan"))),
+    *((COMPLETIONS, {"temperature": value, "stream": True}) for value in (1e-45, 1e308, float("inf"))),
+    (COMPLETIONS, {"seed": 1 << 64}),
+    *((CHAT, {"logit_bias": {"5": value}}) for value in BIASES),
+    *((CHAT, {"logit_bias": {key: 1}}) for key in ("x", "-1", "99", "1.0", "\u0665", "\u00b2", "9" * 5000)),
+    (CHAT, {"logit_bias": [1]}),
+    *((CHAT, {"messages": [{"role": "user", "content": [{"type": kind}]}]}) for kind in (None, 3, ["text"])),
     (CHAT, {"stream_options": True}),
     *((COMPLETIONS, {"stop": value}) for value in [*WRONG[:2], ["a", None], {}]),
     *((COMPLETIONS, {name: -1}) for name in ("max_tokens", "temperature", "frequency_penalty")),
@@ -106,6 +116,8 @@ NAMED = {"name": "x", "schema": SCHEMA, "strict": True}
 FORMATS: list[tuple[str, dict[str, Any], Any]] = [
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}}, SCHEMA),
     (CHAT, {"response_format": {"type": "json_object"}}, {"type": "object"}),
+    (CHAT, {"response_format": {"type": "json_object", "schema": None}}, {"type": "object"}),
+    (CHAT, {"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
     (CHAT, {"response_format": {"type": "text"}}, None),
     (CHAT, {}, None),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, None),
@@ -120,11 +132,11 @@ def test_the_schema_of_an_answer(path: str, fields: dict[str, Any], schema: Any)
 
 @pytest.mark.parametrize(("path", "fields"), ASKING, ids=[json.dumps(fields)[:60] for _, fields in ASKING])
 def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[str, Any]) -> None:
-    sentence = said(fields, path, chat_template="{{ tools }}")
+    sentence = said(fields, path, chat_template="{{ tools }}", num_ids=99)
     assert sentence.endswith(".")
     assert len(sentence) < 200
     for streamed in (True, False):
-        assert said(fields | {"stream": streamed}, path, chat_template="{{ tools }}") == sentence
+        assert said(fields | {"stream": streamed}, path, chat_template="{{ tools }}", num_ids=99) == sentence
 
 
 @pytest.mark.parametrize(
@@ -155,6 +167,45 @@ def test_what_is_not_served_is_refused_in_one_sentence(path: str, fields: dict[s
 )
 def test_what_asks_for_nothing_is_accepted(path: str, fields: dict[str, Any]) -> None:
     assert said(fields, path, chat_template="{{ tools }}") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (COMPLETIONS, {"prompt": "x", "seed": 3, "suffix": "", "user": "me", "echo": False}, {"prompt": "x"}),
+        (CHAT, {"logit_bias": {"5": 3}, "stream": True, "n": 1}, {"logit_bias": {"5": 3.0}, "stream": True}),
+        (RESPONSES, {"input": "x"}, {"input": "x", "parallel_tool_calls": True}),
+        (RESPONSES, {"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+    ],
+)
+def test_what_transformers_server_gets(path: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    passed = passed_on(fields, path)
+    assert passed == {"stream": False} | expected
+    assert all(isinstance(bias, float) for bias in passed.get("logit_bias", {}).values())
+
+
+@pytest.mark.parametrize(
+    ("body", "samples", "temperature"),
+    [
+        ({}, None, 0.7),
+        ({"temperature": 0.7}, True, 0.7),  # the config's own
+        ({"top_p": 0.9}, True, 0.7),
+        ({"top_p": 0.9, "temperature": 0}, None, 0),
+        ({"temperature": 0.7, "generation_config": '{"do_sample": false}'}, None, 0.7),
+        ({"generation_config": '{"temperature": 0.7}'}, True, 0.7),
+    ],
+)
+def test_what_samples(body: dict[str, Any], samples: bool | None, temperature: float) -> None:
+    config = GenerationConfig(temperature=body.get("temperature", 0.7), stop_strings=["", "a"], sequence_bias={})
+    complete(config, body)
+    assert (config.do_sample, config.temperature) == (samples, temperature)
+    assert (config.stop_strings, config.sequence_bias) == (["a"], None)
+
+
+def test_top_p_samples_where_the_config_has_a_temperature_of_0() -> None:
+    config = GenerationConfig(temperature=0.0)
+    complete(config, {"top_p": 0.9})
+    assert (config.do_sample, config.temperature) == (True, 1.0)
 
 
 @pytest.mark.parametrize("value", ["false", 0, 1, []])
