@@ -121,6 +121,8 @@ def passed_on(body: dict[str, Any], path: str) -> dict[str, Any]:
     Not the seed, which it would set while another request draws.
     """
     fields = {name: value for name, value in body.items() if name in SERVED[path] - {"seed"}}
+    if most := fields.pop("max_completion_tokens", None):
+        fields["max_tokens"] = most  # the only name that early releases of transformers' server know
     if biases := fields.get("logit_bias"):
         fields["logit_bias"] = {id_: float(bias) for id_, bias in biases.items()}
     if path == "/v1/responses":
