@@ -80,8 +80,8 @@ def ringing(error: type[BaseException] = TimeoutError, handler: Any = None) -> I
 def interrupted(run: Callable[[], Any], step: int = 1, error: type[BaseException] = KeyboardInterrupt) -> Iterator[int]:
     """Run a function again and again, each time with a signal at a later place, until one run has none.
 
-    The signal's handler raises `error`. Python handles signals where a function begins and where one of C has returned, which profilers see. Every `step`-th
-    place is taken.
+    Python handles signals where a function begins and where one of C has returned, which profilers see. Every `step`-th
+    place is taken. The signal's handler raises `error`.
     """
     count = number = 0
 

@@ -103,7 +103,7 @@ def test_a_model_is_a_draft_and_a_class_is_none() -> None:
     draft = pair()[2]
     with pytest.raises(OptionError, match=r"must be an object whose class .* Models, names and files are drafts"):
         uag.Assistant(None, drafter=draft)
-    with pytest.raises(OptionError, match="The draft is a class: LlamaForCausalLM. Pass a model"):
+    with pytest.raises(OptionError, match=r"The draft is a class: LlamaForCausalLM\. Pass a model"):
         uag.Assistant(type(draft))
 
 

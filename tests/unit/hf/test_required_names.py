@@ -43,7 +43,7 @@ def test_names_are_looked_up_until_none_is_missing(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.delattr(GenerationMixin, "_sample")
         for _ in range(2):
-            with pytest.raises(CompatibilityError, match="lacks transformers.GenerationMixin._sample"):
+            with pytest.raises(CompatibilityError, match=r"lacks transformers\.GenerationMixin\._sample"):
                 uag.Assistant(None)
     uag.Assistant(None)
 
