@@ -1,4 +1,4 @@
-"""Locks and other things that end, of which a forked child inherits only those of its own thread.
+"""Locks and other things that end, whatever interrupts; a forked child inherits only those of its own thread.
 
 A fork copies one thread. What the other threads hold then, nobody would release in the child: a lock would never be
 free, and a change that a call undoes at its end would last. So all locks of uag, and all changes to what threads share,
@@ -6,12 +6,14 @@ are made here. Systems without forks need none of it.
 """
 
 import os
+import signal
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 _locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -39,7 +41,7 @@ def turn() -> Any:
 
 @contextmanager
 def ending(undo: Callable[[], None], in_child: Callable[[], None] | None = None) -> Iterator[None]:
-    """Run `undo` at the end, completely even if the user interrupts it.
+    """Run `undo` at the end, completely even if a signal interrupts it.
 
     It also runs if what it undoes has not been done, or only in part, and may run twice. A child that another thread
     forks runs `in_child` instead.
@@ -49,18 +51,49 @@ def ending(undo: Callable[[], None], in_child: Callable[[], None] | None = None)
         _endings[use] = threading.get_ident(), in_child or undo
         yield
     finally:
-        interrupt = None
+        interrupt: BaseException | None = None
         while use in _endings:
             try:
                 undo()
                 del _endings[use]
-            except KeyboardInterrupt as error:
+            except BaseException as error:
+                if not _is_of_signal(error):
+                    del _endings[use]
+                    raise
                 interrupt = error
-            except BaseException:
-                del _endings[use]
-                raise
         if interrupt is not None:
             raise interrupt
+
+
+def let_pass(error: BaseException) -> None:
+    """Raise what a signal's handler raised, such as a caller's time limit, if this error is it, or came of it."""
+    running = {frame for frame, _ in traceback.walk_stack(None)}
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in seen:
+        if _is_of_signal(each):
+            raise each
+        seen.append(each)
+        each = each.__cause__ or each.__context__
+        if each is not None and each.__traceback__ is not None and each.__traceback__.tb_frame in running:
+            return  # a caller handles it meanwhile, so it came before
+
+
+def _is_of_signal(error: BaseException) -> bool:
+    """Whether an exception is Ctrl-C's or the end of the process, or was raised by a handler that Python runs."""
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    is_own = any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    return is_own or isinstance(error, KeyboardInterrupt | SystemExit)
+
+
+def _code(handler: Any) -> Any:
+    """Return the code that a handler runs first; None for those of C, and for none."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)  # of a bound method
+    if callable(function) and not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
 
 
 def in_child(run: Callable[[], None]) -> None:

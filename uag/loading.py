@@ -138,8 +138,8 @@ _kept = lru_cache(maxsize=_MAX_DRAFTS)(lambda version, *draft: _load_with_tokeni
 
 def _version(name: str) -> tuple[Any, ...]:
     """Return the names, times and sizes of a folder's or file's own files; empty for a hub name."""
-    path = Path(name).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    path = _expanded(name)
+    files = sorted(path.iterdir()) if os.path.isdir(path) else [path] if os.path.isfile(path) else []
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
@@ -181,6 +181,7 @@ def _explained(what: str, tokenizer: str = "") -> Iterator[None]:
     except UagError:
         raise
     except (OSError, ValueError) as error:
+        forks.let_pass(error)
         why = _missing_tokenizer(tokenizer) or " ".join(str(error).split())
         raise LoadingError(
             f"The {what} cannot be loaded: {why} Pass the name of a hub model, or a folder with a config.json and a "
@@ -190,8 +191,8 @@ def _explained(what: str, tokenizer: str = "") -> Iterator[None]:
 
 def _missing_tokenizer(name: str) -> str:
     """Return that a folder has no tokenizer, which transformers' message does not say; empty if it has one."""
-    folder = Path(name).expanduser()
-    if not name or not folder.is_dir() or any(next(folder.glob(files), "") for files in _OF_TOKENIZERS):
+    folder = _expanded(name)
+    if not name or not os.path.isdir(folder) or any(next(folder.glob(files), "") for files in _OF_TOKENIZERS):
         return ""
     also = "" if (folder / "config.json").is_file() else " and no config.json, so it is not a model's"
     return f"the folder {str(folder)!r} has no tokenizer (tokenizer.json or tokenizer.model){also}."
@@ -288,15 +289,20 @@ def _must_be_local(name: str) -> bool:
         return is_folder
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
-    except OSError:
+    except OSError as error:
+        forks.let_pass(error)
         return True
     return False
 
 
+def _expanded(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # which returns the home of an unknown user as it is, and raises nothing
+
+
 def _existing(name: str) -> str:
     """Return a name with `~` expanded; raise a FileNotFoundError if it looks like a folder and does not exist."""
-    folder = Path(name).expanduser()
-    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1 or "\\" in name):
+    folder = _expanded(name)
+    if not (folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or "\\" in name):
         return name
     if not folder.is_dir():
         raise FileNotFoundError(f"no model folder {str(folder)!r}.")

@@ -28,7 +28,7 @@ _Rule = tuple[Callable[[Any], bool], str]
 _SWITCH: _Rule = (lambda v: isinstance(v, bool), "True or False")
 _RULES: dict[str, _Rule] = {
     "num_candidate_tokens": (lambda v: v is None or is_whole(v, 1), "a whole number of 1 or more, or None"),
-    "min_confidence": (lambda v: isinstance(v, int | float) and 0.0 <= v <= 1.0, "a number from 0 to 1"),
+    "min_confidence": (lambda v: (isinstance(v, float) or is_whole(v, 0)) and 0.0 <= v <= 1.0, "a number from 0 to 1"),
     "generator": (_is_generator, "a torch.Generator, or None for the device's default"),
     "draft_weights": (lambda v: v is None or v in _WEIGHTS, f"one of {', '.join(map(repr, _WEIGHTS))}, or None"),
     "sampling": (lambda v: v in _SAMPLING, f"one of {', '.join(map(repr, _SAMPLING))}"),

@@ -1,7 +1,8 @@
-"""Functions run in forked children, in other threads, and with an interrupt."""
+"""Functions run in forked children, in other threads, and with an interrupt or another signal."""
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -62,11 +63,25 @@ def elsewhere(run: Callable[[Callable[[], None]], Any]) -> Iterator[None]:
     assert not errors, errors
 
 
-def interrupted(run: Callable[[], Any], step: int = 1) -> Iterator[int]:
-    """Run a function again and again, each time with a KeyboardInterrupt at a later place, until one run has none.
+@contextmanager
+def ringing(error: type[BaseException] = TimeoutError, handler: Any = None) -> Iterator[Callable[[], None]]:
+    """Yield a function that sends a signal, whose handler raises an error, as a caller's time limit does."""
+
+    def handle(*_: Any) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGTERM, handler or handle)
+    try:
+        yield lambda: signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def interrupted(run: Callable[[], Any], step: int = 1, error: type[BaseException] = KeyboardInterrupt) -> Iterator[int]:
+    """Run a function again and again, each time with a signal at a later place, until one run has none.
 
     Python handles signals where a function begins and where one of C has returned, which profilers see. Every `step`-th
-    place is taken.
+    place is taken. The signal's handler raises `error`.
     """
     count = number = 0
 
@@ -75,15 +90,16 @@ def interrupted(run: Callable[[], Any], step: int = 1) -> Iterator[int]:
         if event in ("call", "c_return"):
             count += 1
             if count == number:
-                raise KeyboardInterrupt
+                ring()
 
     for number in range(2, 1 << 30, step):
         count = 0
         try:
-            sys.setprofile(profile)
-            run()
-            sys.setprofile(None)
-        except KeyboardInterrupt:
+            with ringing(error) as ring:
+                sys.setprofile(profile)
+                run()
+                sys.setprofile(None)
+        except error:
             sys.setprofile(None)
         else:
             assert number > 20 * step

@@ -1,15 +1,16 @@
-"""What a forked child inherits from other threads' locks and contexts, and what interrupts leave."""
+"""What a forked child inherits from other threads' locks and contexts, and what signals leave."""
 
 import ast
+import signal
 import sys
 import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pytest
 
-from tests.support.forked import elsewhere, forked, interrupted, needs_fork
+from tests.support.forked import elsewhere, forked, interrupted, needs_fork, ringing
 from tests.unit.test_layout import FILES
 from uag import forks
 from uag.gguf import GgufDraft
@@ -91,7 +92,8 @@ def test_a_cached_property_that_another_thread_computes_is_free_in_the_child() -
         assert forked(lambda: lock.acquire(timeout=1)) is True
 
 
-def test_an_interrupt_leaves_nothing_half_undone() -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, TimeoutError])
+def test_a_signal_leaves_nothing_half_undone(error: type[BaseException]) -> None:
     places: dict[int, bool] = {}
 
     def undo() -> None:
@@ -103,9 +105,83 @@ def test_an_interrupt_leaves_nothing_half_undone() -> None:
             for place in range(30):
                 places.setdefault(place, True)
 
-    for _ in interrupted(work):
+    for _ in interrupted(work, error=error):
         assert not places
     assert not forks._endings
+
+
+def test_an_undo_that_fails_is_not_repeated() -> None:
+    """Also while a time limit ends the call, of which the failure's context then tells."""
+    runs: list[int] = []
+
+    def undo() -> None:
+        runs.append(1)
+        raise ValueError("a fault")
+
+    with ringing() as ring, pytest.raises(ValueError, match="a fault"), forks.ending(undo):
+        ring()
+    assert runs == [1]
+    assert not forks._endings
+
+
+class _Limit:
+    def __call__(self, *_: Any) -> None:
+        raise TimeoutError
+
+    def end(self, *_: Any) -> None:
+        raise TimeoutError
+
+
+def _end(_: str, *__: Any) -> None:
+    raise TimeoutError
+
+
+def _caused(ring: Callable[[], None]) -> None:
+    try:
+        ring()
+    except TimeoutError as error:
+        raise RuntimeError("a forward fails") from error
+
+
+def _masked(ring: Callable[[], None]) -> None:
+    try:
+        ring()
+    finally:
+        raise RuntimeError("its end fails, too")
+
+
+@pytest.mark.parametrize("handler", [_Limit(), _Limit().end, partial(_end, "x"), partial(partial(_Limit()))], ids=str)
+@pytest.mark.parametrize("run", [lambda ring: ring(), _caused, _masked])
+def test_what_a_handler_raises_passes(handler: Any, run: Callable[[Callable[[], None]], None]) -> None:
+    def attempt() -> None:
+        try:
+            run(ring)
+        except Exception as error:  # noqa: BLE001 - as around foreign code
+            forks.let_pass(error)
+
+    with ringing(handler=handler) as ring, pytest.raises(TimeoutError):
+        attempt()
+
+
+def test_errors_of_a_model_do_not_pass_even_while_a_caller_handles_a_time_limit() -> None:
+    def fail(kind: Any) -> None:
+        try:
+            kind("x")
+        except Exception as error:  # noqa: BLE001 - as around foreign code
+            forks.let_pass(error)
+
+    kinds = (int, signal.Signals, lambda _: _Limit().end())
+    for kind in kinds:
+        fail(kind)
+    with ringing() as ring:
+        try:
+            ring()
+        except TimeoutError:
+            for kind in kinds:
+                fail(kind)
+    thread = threading.Thread(target=fail, args=(int,))
+    thread.start()
+    thread.join()
 
 
 def test_every_lock_is_made_in_one_place() -> None:

@@ -5,8 +5,10 @@ import inspect
 import os
 import subprocess
 import sys
+import types
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.support.calls import pair
 from uag import installing
 from uag.bench import BenchOptions
 from uag.cli import generate, measuring, serve
+from uag.drafting import PromptLookup
 from uag.errors import OptionError
 from uag.options import Options
 
@@ -81,7 +84,27 @@ def test_an_unknown_option_names_the_function_that_got_it() -> None:
         uag.Assistant(None, nonsense=3)
     with pytest.raises(TypeError, match=r"install\(\) got an unexpected keyword argument 'nonsense'"):
         uag.install(nonsense=3)
+    with pytest.raises(TypeError, match=r"attach\(\) got an unexpected keyword argument 'nonsense'"):
+        uag.attach(pair()[0], None, nonsense=3)
     assert installing._options == Options()
+
+
+NO_DRAFTERS = [PromptLookup, 3, print, "copy", types.SimpleNamespace(propose=print)]
+
+
+@pytest.mark.parametrize("options", [{"drafter": each} for each in NO_DRAFTERS] + [{"min_confidence": True}], ids=str)
+def test_what_is_no_option_is_refused(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match=f"^{name}=.* must be (an object whose class inherits|a number)"):
+        uag.Assistant(None, **options)
+
+
+def test_a_model_is_a_draft_and_a_class_is_none() -> None:
+    draft = pair()[2]
+    with pytest.raises(OptionError, match=r"must be an object whose class .* Models, names and files are drafts"):
+        uag.Assistant(None, drafter=draft)
+    with pytest.raises(OptionError, match=r"The draft is a class: LlamaForCausalLM\. Pass a model"):
+        uag.Assistant(type(draft))
 
 
 def test_install_hands_every_option_to_its_assistants() -> None:

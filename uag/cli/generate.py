@@ -36,13 +36,15 @@ def generate(
         raise OptionError("This command takes the prompt with -p: uag generate -p TEXT --target TARGET --draft DRAFT.")
     if prompt is None and (as_json or prediction is not None):
         raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
-    if prompt is None and not sys.stdin.isatty():
+    if prompt is None and not (sys.stdin and sys.stdin.isatty()):
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
     try:
         expected = None if prediction is None else prediction.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LoadingError(f"The prediction {str(prediction)!r} cannot be read: {reason}.") from error
+    if prompt == "-" and sys.stdin is None:
+        raise OptionError("Standard input is closed. Pass --prompt TEXT, or open it: uag generate -p - < FILE.")
     try:
         text = sys.stdin.read().removeprefix("\ufeff") if prompt == "-" else prompt
     except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from uag import forks
 from uag.drafting.drafter import Ask
 from uag.drafting.ranked import AcceptanceRates, FreeSource
 from uag.hf.devices import default_generator
@@ -94,6 +95,7 @@ class ForcedTokens(FreeSource):
             found = self._function(row, ids.clone())
             return (int(found[0]) if len(found) == 1 else None), found
         except Exception as error:  # noqa: BLE001 - raised where plain decoding would, after the tokens before it
+            forks.let_pass(error)
             return None, error
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:  # noqa: ARG002

@@ -89,6 +89,8 @@ class Ask:
         kept = line[: budget if line and line[0].is_free else limit]
         if not all(0.0 <= each.confidence <= 1.0 for each in kept):
             raise ValueError("a confidence is not between 0 and 1")
+        if not all(isinstance(each.source, str) for each in kept):
+            raise TypeError("a source is not a text")
         # A drafter may propose NumPy's numbers, or tensors.
         kept = [
             each

@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from uag import forks
 from uag.errors import LoadingError, OptionError, TokenizerError, UnsupportedError
 from uag.gguf.model import UnknownFileError, settings_of
 from uag.gguf.reader import Contents
@@ -70,7 +71,7 @@ class GgufDraft:
     def path(self) -> Path:
         """The file, downloaded if it is on the hub."""
         path = _local(os.fspath(self.name))
-        if not path.is_file():
+        if not os.path.isfile(path):  # also if its name is too long
             raise LoadingError(f"There is no GGUF file {str(path)!r}.")
         return path
 
@@ -140,6 +141,7 @@ def _read_tokenizer(path: Path, *_version: int) -> Any:
     try:
         return PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
     except Exception as error:
+        forks.let_pass(error)
         raise TokenizerError(
             f"transformers cannot read the tokenizer in the GGUF file {str(path)!r} ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:140]}). Pass the model's own: uag.Assistant(draft, draft_tokenizer, "
@@ -149,9 +151,9 @@ def _read_tokenizer(path: Path, *_version: int) -> Any:
 
 def _local(name: str) -> Path:
     """Return the path of a file, downloaded from the hub if the name is `repo:file.gguf`."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # which returns a user that does not exist as it is
     repo, _, inside = name.partition(":")
-    if path.is_file() or not inside or len(repo) < 2:  # one letter is a Windows drive
+    if os.path.isfile(path) or not inside or len(repo) < 2:  # one letter is a Windows drive
         return path
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

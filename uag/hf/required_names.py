@@ -69,6 +69,7 @@ torch._C: DisableTorchFunction _get_function_stack_at _len_torch_function_stack
 torch._dynamo: config mark_static
 torch._dynamo.callback: callback_handler
 torch._dynamo.callback.CompilationCallbackHandler: register_start_callback remove_start_callback
+torch._dynamo.eval_frame: _set_stance _stance
 torch.mps: _get_default_mps_generator
 torch.nn.modules.module: _global_forward_hooks _global_forward_pre_hooks
 torch.ops.aten.dropout.default: _schema
@@ -90,7 +91,7 @@ transformers.generation.streamers: BaseStreamer
 
 def check(names: dict[str, tuple[str, ...]] = NAMES) -> None:
     """Raise a `CompatibilityError` if this release lacks a name; warn once if it is newer than the tested ones."""
-    _refuse(dict.fromkeys(each for owner, of_owner in names.items() for each in _missing(owner, of_owner)))
+    _check_once() if names is NAMES else _look_up(names)
     if release(VERSION) > release(NEWEST):
         _warn_once(VERSION)
 
@@ -98,6 +99,16 @@ def check(names: dict[str, tuple[str, ...]] = NAMES) -> None:
 def require(instance: object, *names: str) -> None:
     """Raise a `CompatibilityError` if an object lacks an attribute that its class does not show."""
     _refuse([f"{type(instance).__name__}.{name}" for name in names if not hasattr(instance, name)])
+
+
+@cache
+def _check_once() -> None:
+    """Look up `NAMES`: once, since that imports modules, whose locks a forked child may inherit held."""
+    _look_up(NAMES)
+
+
+def _look_up(names: dict[str, tuple[str, ...]]) -> None:
+    _refuse(dict.fromkeys(each for owner, of_owner in names.items() for each in _missing(owner, of_owner)))
 
 
 def _missing(owner: str, names: tuple[str, ...]) -> list[str]:

@@ -2,10 +2,11 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch._dynamo import eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from uag import forks
@@ -23,7 +24,7 @@ _known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any
 
 _lock = forks.lock()
 _eager_trials: set[object] = set()
-_stances = ExitStack()
+_stances: list[Any] = []  # PyTorch's before the first of these trials
 
 
 def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None) -> T:
@@ -44,6 +45,7 @@ def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T]
         try:
             answers[name] = key, run()
         except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
+            forks.let_pass(error)
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
             is_first = failures.get(name, failures) != key
             if is_first or any(sign in why for sign in _SIGNS_OF_NO_MEMORY):
@@ -61,13 +63,15 @@ def _eagerly() -> Iterator[None]:
     def leave() -> None:
         with _lock:
             _eager_trials.discard(trial)
-            if not _eager_trials:
-                _stances.close()
+            if _stances and not _eager_trials:
+                eval_frame._set_stance(_stances[0])
+                _stances.clear()
 
     with forks.ending(leave):
         with _lock:
-            if not _eager_trials:
-                _stances.enter_context(torch.compiler.set_stance("force_eager"))
+            if not _stances:
+                _stances.append(eval_frame._stance)
+                torch.compiler.set_stance("force_eager")
             _eager_trials.add(trial)
         yield
 

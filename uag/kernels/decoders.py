@@ -107,6 +107,7 @@ def _make(model: Any, form: str) -> Decoder | str:
     except UndescribedError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - modules of others may be of any kind, and memory may run out
+        forks.let_pass(error)
         return f"could not be copied ({type(error).__name__}: {' '.join(str(error).split())[:140]})"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from uag import forks
 from uag.adapters import from_tokenizer
 from uag.errors import OptionError, UnsupportedError
 from uag.loading import check_dtype, load_model, load_tokenizer
@@ -166,6 +167,7 @@ class Proposer:
             candidates = [self._valid(row[:limit]) for row, limit in zip(proposals, limits, strict=True)]
             self._next_pause = 0
         except Exception as error:  # noqa: BLE001 - no error may end the engine
+            forks.let_pass(error)
             self._fail(drafter, error)
             return nothing
         return candidates

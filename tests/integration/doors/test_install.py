@@ -18,7 +18,7 @@ from tests.support.calls import GREEDY, assistant_of, batch, draft_options, pair
 from tests.support.models import tiny_draft, tiny_target
 from uag import installing
 from uag.errors import LoadingError, OptionError
-from uag.loading import load_draft, open_draft
+from uag.loading import load_draft, load_tokenizer, open_draft
 
 
 def test_arguments_by_position(installed: None) -> None:
@@ -173,6 +173,22 @@ def test_a_name_that_holds_no_draft(installed: None, name: str, monkeypatch: pyt
         target.generate(**batch(tokenizer), **GREEDY, assistant_model=name, tokenizer=tokenizer)
     with pytest.raises(LoadingError, match=rf"The draft '{name}' cannot be loaded"):
         uag.Assistant(name, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    "name", ["~nosuch/model", "x" * 300, f"x/{'y' * 300}", "~nosuch/draft.gguf", "x" * 300 + ".gguf"]
+)
+@pytest.mark.parametrize("is_home_known", [True, False])
+def test_a_name_that_cannot_be_a_path(name: str, is_home_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    if not is_home_known:
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("os.path.expanduser", lambda path: path)
+        name = name.replace("~nosuch", "~")
+    kept = (lambda name: open_draft(name, None, is_kept=True)[0].path,)  # the path of a GGUF file, at its first use
+    for load in (uag.Assistant, uag.load_pair, load_tokenizer, *kept):
+        with pytest.raises(LoadingError, match=r"cannot be loaded: |There is no GGUF file "):
+            load(name)
 
 
 def test_install_is_idempotent_and_uninstall_restores_exactly() -> None:

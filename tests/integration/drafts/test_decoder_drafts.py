@@ -205,6 +205,19 @@ def test_the_copy_is_freed_with_the_model() -> None:
     assert [reference() for reference in freed] == [None, None]
 
 
+@pytest.mark.parametrize("weights", ["int8", "model"])
+def test_a_draft_that_nobody_uses_is_freed_without_a_collection(weights: str) -> None:
+    draft, tokenizer = tiny_target("llama", seed=7)
+    gc.collect()
+    gc.disable()
+    try:
+        reference, assistant = weakref.ref(draft), of(draft, tokenizer, draft_weights=weights)
+        del draft, assistant
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("is_one", [True, False], ids=["one assistant", "two assistants"])
 def test_threads_draft_at_once(is_one: bool) -> None:
     target, tokenizer = tiny_target("llama")

@@ -111,6 +111,7 @@ WRONG: list[Any] = [3, None, "ab", (3, 0.5), Proposal("3", 0.5), Proposal(3.0, 0
 WRONG += [Proposal(torch.tensor([3, 4]), 0.5)]  # type: ignore[arg-type]
 SHARES: list[Any] = [None, "0.5", 1.5, -0.1, float("nan"), torch.tensor([0.5, 0.5]), 0.5j]
 WRONG += [Proposal(3, share) for share in SHARES]
+WRONG += [Proposal(3, 0.5, source=["text"])]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,13 @@ def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], mes
     assistant = uag.Assistant(None, drafter=Garbage(make), num_candidate_tokens=length)
     with pytest.raises(OptionError, match=rf"(?s)Garbage\.propose returned {message}"):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
+
+
+def test_the_name_of_a_drafters_candidates_is_a_text() -> None:
+    drafter = Careless(4)
+    drafter.source = ["text"]  # type: ignore[assignment]
+    with pytest.raises(OptionError, match=r"Careless\.source=\['text'\] must be a text"):
+        uag.Assistant(None, drafter=drafter)
 
 
 @pytest.mark.parametrize("share", [Decimal("0.5"), Fraction(1, 2), np.float32(0.5), torch.tensor([0.5]), True, 0])

@@ -104,6 +104,16 @@ def test_standard_input_that_is_not_utf_8(run: Run, monkeypatch: pytest.MonkeyPa
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("flags", "message"), [([], "is not a terminal"), (["-p", "-"], "is closed")])
+def test_standard_input_that_is_closed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    code, out, err = run("generate", *flags)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"uag: Standard input {message}. Pass --prompt TEXT, or ")
+
+
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk", "utf-8"])
 def test_text_and_json_in_other_encodings(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:

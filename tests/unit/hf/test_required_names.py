@@ -1,12 +1,14 @@
 """The contract with transformers: every name that uag uses exists, in the oldest and the newest supported release."""
 
 import ast
+import importlib
 import inspect
 import os
 import pkgutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,12 +17,35 @@ import transformers
 from transformers import DynamicCache, GenerationMixin, cache_utils
 
 import uag
+from tests.support.forked import elsewhere, forked, needs_fork
 from uag.errors import CompatibilityError
 from uag.hf import required_names
 
 
 def test_this_release_has_all_that_uag_needs() -> None:
     required_names.check()
+
+
+@needs_fork
+def test_names_are_looked_up_once_since_a_child_inherits_the_locks_of_imports() -> None:
+    uag.Assistant(None)
+
+    def importing(wait: Callable[[], None]) -> None:
+        with importlib._bootstrap._ModuleLockManager("transformers.GenerationMixin"):  # type: ignore[attr-defined]
+            wait()
+
+    with elsewhere(importing):
+        assert forked(lambda: uag.Assistant(None).draft, timeout=20) is None
+
+
+def test_names_are_looked_up_until_none_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    required_names._check_once.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.delattr(GenerationMixin, "_sample")
+        for _ in range(2):
+            with pytest.raises(CompatibilityError, match=r"lacks transformers\.GenerationMixin\._sample"):
+                uag.Assistant(None)
+    uag.Assistant(None)
 
 
 def test_this_release_is_a_supported_one() -> None:

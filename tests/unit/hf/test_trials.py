@@ -1,6 +1,8 @@
 """Trials of a model run once, and leave its modules and the random state unchanged."""
 
+import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.forked import interrupted, ringing
+from uag import forks
+from uag.hf import trials
 from uag.hf.trials import DrawsError, once, without_trace
 
 
@@ -89,6 +94,42 @@ def test_whatever_a_trial_raises_is_an_answer_and_it_runs_once_more(error: Any) 
     assert once(model, "b", run, describe).startswith(failed)
     again = once(model, "b", lambda: "another run", describe)
     assert again == "another run" if error in NO_MEMORY else again.startswith(failed)
+
+
+def test_a_callers_time_limit_is_no_answer() -> None:
+    model = Stateful()
+    with ringing() as ring, pytest.raises(TimeoutError):
+        once(model, "a", lambda: str(ring()), describe)
+    assert once(model, "a", lambda: "another run", describe) == "another run"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
+def test_a_timer_that_rings_during_a_trial_ends_the_call() -> None:
+    def ring(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeoutError):
+            once(Stateful(), "a", lambda: str(time.sleep(60)), describe)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_leaves_the_callers_stance(error: type[BaseException]) -> None:
+    def work() -> None:
+        with trials._eagerly():
+            assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+
+    with torch.compiler.set_stance("eager_on_recompile"):
+        stance = torch._dynamo.eval_frame._stance
+        for _ in interrupted(work, error=error):
+            assert torch._dynamo.eval_frame._stance is stance
+            assert not trials._eager_trials
+            assert not forks._endings
 
 
 def test_the_mode_that_another_thread_sets_during_a_trial_stays() -> None:

@@ -223,7 +223,8 @@ def test_threads_that_enter_and_leave_at_once_never_lose_the_kernels(rows: list[
 
 
 @torch.no_grad()
-def test_an_interrupt_leaves_no_kernel_in_place(rows: list[int]) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_leaves_no_kernel_in_place(rows: list[int], error: type[BaseException]) -> None:
     model, x = model_of(*[nn.Linear(SIZE, SIZE) for _ in range(4)]), torch.randn(2, SIZE)
 
     kernels = OwnKernels(model)
@@ -232,7 +233,7 @@ def test_an_interrupt_leaves_no_kernel_in_place(rows: list[int]) -> None:
         with kernels.in_place(), kernels.running():
             model(x)
 
-    for _ in interrupted(work):
+    for _ in interrupted(work, error=error):
         assert not any("forward" in vars(layer) for layer in model)
         assert "get_interface" not in vars(ALL_ATTENTION_FUNCTIONS)
         assert not operations.state.most_rows

@@ -5,6 +5,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Any, Self
 
@@ -119,7 +120,8 @@ class Memory:
                 np.savez(file, **self.__getstate__())
             os.replace(partial, path)
         except BaseException:
-            os.unlink(partial)
+            with suppress(FileNotFoundError):  # it has its name already
+                os.unlink(partial)
             raise
 
     @classmethod

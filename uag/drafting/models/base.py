@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from uag import forks
 from uag.drafting.drafter import Counts
 from uag.errors import UagError
 from uag.kernels import Cache, Decoder
@@ -86,6 +87,7 @@ class Passes(ABC):
         try:
             yield
         except Exception as error:
+            forks.let_pass(error)
             self._free(has_failed=True)
             cause = " ".join(str(error).split()) or type(error).__name__
             self.failure = f"the draft {self.name!r} stopped drafting: {cause}"

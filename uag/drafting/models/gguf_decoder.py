@@ -67,6 +67,7 @@ def decoder_of_file(draft: GgufDraft, form: str) -> Decoder | str:
             except UnknownFileError as error:
                 return str(error)
             except Exception as error:  # noqa: BLE001 - transformers may raise anything
+                forks.let_pass(error)
                 return f"cannot be loaded by transformers ({' '.join(str(error).split())[:140]})"
             if isinstance(found, Decoder):
                 _decoders[key] = found

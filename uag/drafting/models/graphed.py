@@ -1,12 +1,14 @@
 """A draft's passes over a static cache, so that the narrow ones can be recorded as graphs, or compiled."""
 
-from collections.abc import Callable
+import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from uag import forks
 from uag.drafting.drafter import Counts
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, wrapped
@@ -24,13 +26,13 @@ _SMALLEST = 1024  # initial cache slots, doubled as needed: 24 MB per row for 13
 class StaticPasses(GraphedModel):
     """Runs a draft's passes over a static cache, which is kept between calls, because graphs refer to its tensors.
 
-    The model has full attention in every layer; `call_model` runs it with ids, positions, a mask, a number of last
-    logits and a cache. Passes are compiled, on any device, or recorded on devices with graphs.
+    The model has full attention in every layer; the method `call_model` runs it with ids, positions, a mask, a number
+    of last logits and a cache. Passes are compiled, on any device, or recorded on devices with graphs.
     """
 
-    def __init__(
-        self, model: Any, call_model: Callable[..., torch.Tensor], counts: Counts, *, is_compiled: bool
-    ) -> None:
+    def __init__(self, model: Any, call_model: Any, counts: Counts, *, is_compiled: bool) -> None:
+        if not is_compiled:  # a cycle would keep the draft; PyTorch does not compile weak references
+            call_model = partial(call_model.__func__, weakref.proxy(call_model.__self__))
         self._model, self._call_model, self._counts = model, call_model, counts
         self._windows: dict[str, int | None] = {}
         self._is_compiled = is_compiled
@@ -123,6 +125,7 @@ class StaticPasses(GraphedModel):
                 return passes.run(self._compiled, call, has_own_graph=True)
             # No compiler, an unsupported model, or a thread other than the one that recorded the CUDA graphs.
             except (AssertionError, RuntimeError) as error:
+                forks.let_pass(error)
                 self.failure = " ".join(str(error).split()[:24]) or type(error).__name__
                 static.set_length(self.cache, length)  # the failed pass may have advanced it
         return self.forward(**call), False
@@ -154,4 +157,5 @@ class StaticPasses(GraphedModel):
                 visible &= in_use.cumsum(-1)[:, None, None] - 1 > positions[:, None, :, None] - window
             mask = torch.zeros(visible.shape, dtype=self._model.dtype, device=ids.device)  # added to attention scores
             masks[layer_type] = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
-        return self._call_model(ids, positions, masks.get("", masks), kept, cache)
+        logits: torch.Tensor = self._call_model(ids, positions, masks.get("", masks), kept, cache)
+        return logits

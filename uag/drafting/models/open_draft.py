@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from uag import forks
 from uag.adapters import TokenizerAdapter
 from uag.drafting.models.base import Passes
 from uag.drafting.models.decoder import DecoderPasses
@@ -58,7 +59,8 @@ def tokenizer_of(model: Any) -> Any:
 def _load(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        forks.let_pass(error)
         return None  # there is no tokenizer, or it needs remote code or a package that is not installed
 
 

@@ -86,6 +86,7 @@ class GraphedModel(ABC):
             try:
                 return self._record(shapes, inputs, length), True
             except Exception as error:  # noqa: BLE001 - of the model, of PyTorch or of the driver
+                forks.let_pass(error)
                 cause = error.__context__ or error  # a recording that fails raises once more at its end
                 self.failure = " ".join(str(cause).split()[:24]) or type(cause).__name__
                 self._passes = {}
@@ -139,8 +140,8 @@ def _fill(buffers: dict[str, Any], inputs: dict[str, Any]) -> None:
 def _without_collection() -> Iterator[None]:
     """Keep the garbage collector from freeing memory of the device, which would end a recording."""
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 import random
 import threading
@@ -120,6 +121,20 @@ def test_files_that_are_no_memory_are_refused(tmp_path: Path) -> None:
         assert_refused(path)
     with pytest.raises(LoadingError, match="nothing"):
         uag.Memory.load(tmp_path / "nothing.npz")
+
+
+def test_an_interrupt_after_the_file_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, path, replace = uag.Memory(), tmp_path / "memory.npz", os.replace
+
+    def interrupt(*paths: Any) -> None:
+        replace(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        memory.save(path)
+    assert len(uag.Memory.load(path)) == 0
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_header_that_claims_terabytes_is_refused(tmp_path: Path) -> None:
