@@ -5,6 +5,7 @@ free, and a change that a call undoes at its end would last. So all locks of uag
 are made here. Systems without forks need none of it.
 """
 
+import inspect
 import os
 import signal
 import sys
@@ -67,7 +68,7 @@ def ending(undo: Callable[[], None], in_child: Callable[[], None] | None = None)
 
 def let_pass(error: BaseException) -> None:
     """Raise what a signal's handler raised, such as a caller's time limit, if this error is it, or came of it."""
-    running = {frame for frame, _ in traceback.walk_stack(None)}
+    running = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
     seen: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in seen:

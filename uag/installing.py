@@ -12,7 +12,6 @@ import torch
 
 from uag import forks, generate_hook
 from uag.assistant import Assistant
-from uag.drafting import Drafter
 from uag.errors import OptionError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import wrapped
@@ -150,16 +149,7 @@ _attachments = weakref.WeakKeyDictionary()  # each attached model's assistant, a
 _logged: set[str] = set()  # reasons for transformers' own path that were logged
 
 
-def attach(
-    model: Any,
-    draft: Any,
-    *,
-    tokenizer: Any = None,
-    draft_tokenizer: Any = None,
-    drafter: Drafter | None = None,
-    options: Options | None = None,
-    **changes: Any,
-) -> Assistant:
+def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: Any = None, **options: Any) -> Assistant:
     """Assist every `model.generate` until `uag.detach(model)`, for callers that cannot pass a draft.
 
     Pipelines, servers, trainers and agents then use the draft as they are. Overlapping calls from several threads share
@@ -173,9 +163,7 @@ def attach(
         draft: as in `uag.Assistant`. A draft that is passed by name is loaded with the target's dtype and device.
         tokenizer: the target's tokenizer.
         draft_tokenizer: the draft's tokenizer.
-        drafter: a custom source of candidates, instead of a draft.
-        options: the options, as a `uag.Options`; None for the defaults.
-        changes: options by name, instead of those in `options`.
+        options: other arguments of `uag.Assistant`.
 
     Returns:
         The model's assistant. A second `attach` replaces it.
@@ -191,11 +179,12 @@ def attach(
         pipeline("text-generation", model=model, tokenizer=tokenizer)("Once upon a time")
         print(uag.last_stats(model))
     """
-    target, options = _target_of(model), changed(options, changes, "attach()")
+    target, drafter = _target_of(model), options.pop("drafter", None)
+    known = changed(options.pop("options", None), options, "attach()")
     if isinstance(draft, torch.nn.Module) and target in draft.modules():
         raise OptionError("The draft contains the target, so it cannot be faster. Pass a smaller model.")
     draft, draft_tokenizer = open_draft(draft, draft_tokenizer, target)
-    assistant = Assistant(draft, draft_tokenizer, tokenizer, drafter=drafter, options=options)
+    assistant = Assistant(draft, draft_tokenizer, tokenizer, drafter=drafter, options=known)
     assistant.check(target)
     # Overlapping calls cannot share the state of a custom drafter, so they take turns.
     turn = nullcontext() if drafter is None else forks.turn()

@@ -150,8 +150,11 @@ def _masked(ring: Callable[[], None]) -> None:
         raise RuntimeError("its end fails, too")
 
 
-@pytest.mark.parametrize("handler", [_Limit(), _Limit().end, partial(_end, "x"), partial(partial(_Limit()))], ids=str)
-@pytest.mark.parametrize("run", [lambda ring: ring(), _caused, _masked])
+HANDLERS = {"object": _Limit(), "method": _Limit().end, "partial": partial(_end, "x"), "inner": partial(_Limit())}
+
+
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
+@pytest.mark.parametrize("run", [lambda ring: ring(), _caused, _masked], ids=["raised", "caused", "masked"])
 def test_what_a_handler_raises_passes(handler: Any, run: Callable[[Callable[[], None]], None]) -> None:
     def attempt() -> None:
         try:

@@ -34,7 +34,7 @@ BELOW = {
     "assistant": "decoding generate_hook drafting errors hf loading lookahead kernels options stats forks",
     "testing": "assistant drafting errors loading proposal stats",
     "candidates": "decoding drafting hf lookahead options kernels projection proposal sampling stats",
-    "installing": "assistant drafting generate_hook errors gguf hf loading options forks",
+    "installing": "assistant generate_hook errors gguf hf loading options forks",
     "structured": "errors hf",
     "serving": "errors hf installing loading stats structured",
     "bench": "_version adapters assistant drafting errors gguf hf kernels loading options proposal stats",

@@ -92,7 +92,7 @@ def test_an_unknown_option_names_the_function_that_got_it() -> None:
 NO_DRAFTERS = [PromptLookup, 3, print, "copy", types.SimpleNamespace(propose=print)]
 
 
-@pytest.mark.parametrize("options", [{"drafter": each} for each in NO_DRAFTERS] + [{"min_confidence": True}], ids=str)
+@pytest.mark.parametrize("options", [{"drafter": each} for each in NO_DRAFTERS] + [{"min_confidence": True}])
 def test_what_is_no_option_is_refused(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(OptionError, match=f"^{name}=.* must be (an object whose class inherits|a number)"):

@@ -1,9 +1,11 @@
 """Trials of a model run once, and leave its modules and the random state unchanged."""
 
+import gc
 import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from tests.support.forked import interrupted, ringing
 from uag import forks
 from uag.hf import trials
+from uag.hf.cache import recorded
 from uag.hf.trials import DrawsError, once, without_trace
 
 
@@ -112,7 +115,7 @@ def test_a_timer_that_rings_during_a_trial_ends_the_call() -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(TimeoutError):
-            once(Stateful(), "a", lambda: str(time.sleep(60)), describe)
+            once(Stateful(), "a", partial(time.sleep, 60), print)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -130,6 +133,18 @@ def test_an_interrupt_leaves_the_callers_stance(error: type[BaseException]) -> N
             assert torch._dynamo.eval_frame._stance is stance
             assert not trials._eager_trials
             assert not forks._endings
+
+
+def test_an_interrupt_leaves_the_collector_on() -> None:
+    def work() -> None:
+        for _ in range(9):
+            with recorded._without_collection():
+                pass
+
+    for _ in interrupted(work):
+        is_on = gc.isenabled()
+        gc.enable()
+        assert is_on
 
 
 def test_the_mode_that_another_thread_sets_during_a_trial_stays() -> None:
