@@ -17,6 +17,7 @@ from typing import ParamSpec
 
 import torch
 
+from uag import forks
 from uag.kernels import library
 from uag.kernels.steps import TYPES
 
@@ -66,7 +67,8 @@ def _or_none(function: Callable[_P, torch.Tensor | None]) -> Callable[_P, torch.
     def run(*args: _P.args, **kwargs: _P.kwargs) -> torch.Tensor | None:
         try:
             return function(*args, **kwargs)
-        except RuntimeError:
+        except RuntimeError as error:
+            forks.let_pass(error)
             return None
 
     return run
@@ -82,7 +84,8 @@ def can_read(*tensors: torch.Tensor | None) -> bool:
         return bool(LEVEL) and all(
             tensor.dtype is given[0].dtype and is_readable(tensor) and tensor.is_contiguous() for tensor in given
         )
-    except RuntimeError:
+    except RuntimeError as error:
+        forks.let_pass(error)
         return False
 
 
