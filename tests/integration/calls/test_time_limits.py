@@ -69,7 +69,7 @@ def test_in_any_pass(ring: Callable[[], None], who: str, is_later: bool) -> None
 
     num_passes = run(0)
     assert num_passes > 3
-    for number in range(1, num_passes + 1, max(1, num_passes // 6)):
+    for number in range(1, num_passes + 1, max(1, num_passes // 3)):
         run(number)
 
 
