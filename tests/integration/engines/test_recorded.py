@@ -22,6 +22,7 @@ from tests.support import wrappers
 from tests.support.calls import GREEDY, PROMPTS, ROWS, compare, left_padded
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE
+from tests.support.forked import ringing
 from tests.support.grids import ROWS_AND_MODES, covering
 from tests.support.models import tiny_draft, tiny_model, tiny_of_class
 from tests.support.tiny_classes import class_names
@@ -347,6 +348,14 @@ def test_seeded_fault_in_recorded_passes_is_found(fault: Any, monkeypatch: pytes
         found, expected = distributions(passes, num_rounds=20), usual(draft, num_rounds=20)
     assert passes.counts.fall_backs == []  # nothing else noticed
     assert not torch.allclose(found, expected, atol=1e-4)
+
+
+@on_standin
+def test_a_callers_time_limit_that_rings_during_a_recording_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ringing() as ring:
+        monkeypatch.setattr(recorded.GraphedModel, "_record", lambda *_: ring())
+        with pytest.raises(TimeoutError):
+            distributions(opened(llama()))
 
 
 @on_standin

@@ -241,11 +241,15 @@ class Compiled(Norm):
 
 
 class Nested(Norm):
-    """Makes a tensor that has no shape."""
+    """Passes a tensor that has no shape to a linear layer."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.linear = torch.nn.Linear(size, size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = torch.nested.nested_tensor(list(x))
-        return self.weight * functional.silu(rows).to_padded_tensor(0.0)
+        return self.weight * functional.silu(self.linear(rows)).to_padded_tensor(0.0)
 
 
 @pytest.mark.parametrize(
