@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from uag import forks
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
-from uag.gguf import GgufDraft, is_gguf_name
+from uag.gguf import GgufDraft, expanded, is_gguf_name
 from uag.hf.decoder import COPY
 from uag.hf.devices import accelerator
 
@@ -138,7 +138,7 @@ _kept = lru_cache(maxsize=_MAX_DRAFTS)(lambda version, *draft: _load_with_tokeni
 
 def _version(name: str) -> tuple[Any, ...]:
     """Return the names, times and sizes of a folder's or file's own files; empty for a hub name."""
-    path = _expanded(name)
+    path = expanded(name)
     files = sorted(path.iterdir()) if os.path.isdir(path) else [path] if os.path.isfile(path) else []
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
@@ -191,7 +191,7 @@ def _explained(what: str, tokenizer: str = "") -> Iterator[None]:
 
 def _missing_tokenizer(name: str) -> str:
     """Return that a folder has no tokenizer, which transformers' message does not say; empty if it has one."""
-    folder = _expanded(name)
+    folder = expanded(name)
     if not name or not os.path.isdir(folder) or any(next(folder.glob(files), "") for files in _OF_TOKENIZERS):
         return ""
     also = "" if (folder / "config.json").is_file() else " and no config.json, so it is not a model's"
@@ -235,6 +235,7 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except (ValueError, TemplateError) as error:
+        forks.let_pass(error)
         if getattr(tokenizer, "chat_template", "") is None:
             raise OptionError(
                 "The target's tokenizer has no chat template. Pass a text (uag generate -p TEXT) without --chat, or a "
@@ -257,7 +258,8 @@ def _has_llama() -> bool:
     """Whether llama-cpp-python can be imported; one that was built for a GPU may lack its libraries."""
     try:
         import llama_cpp  # noqa: F401
-    except (ImportError, OSError, RuntimeError):
+    except (ImportError, OSError, RuntimeError) as error:
+        forks.let_pass(error)
         return False
     return True
 
@@ -268,6 +270,7 @@ def _device(name: str | None) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        forks.let_pass(error)
         raise OptionError(
             f"device is {name!r}, which PyTorch cannot use here: {error}. Pass another, or cpu."
         ) from error
@@ -295,13 +298,9 @@ def _must_be_local(name: str) -> bool:
     return False
 
 
-def _expanded(name: str) -> Path:
-    return Path(os.path.expanduser(name))  # which returns the home of an unknown user as it is, and raises nothing
-
-
 def _existing(name: str) -> str:
     """Return a name with `~` expanded; raise a FileNotFoundError if it looks like a folder and does not exist."""
-    folder = _expanded(name)
+    folder = expanded(name)
     if not (folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or "\\" in name):
         return name
     if not folder.is_dir():

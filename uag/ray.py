@@ -111,6 +111,7 @@ class BatchGenerator:
         except (ValueError, TypeError, LookupError, RuntimeError) as error:  # by the prompt, its length, or its memory
             if isinstance(error, getattr(torch, "AcceleratorError", ())):
                 raise  # the device is lost for this process
+            forks.let_pass(error)
             return columns | {"generation_error": f"{type(error).__name__}: {error}"}
 
     def _continue(self, prompt: Any, seed: int) -> Row:

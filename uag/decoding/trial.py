@@ -124,12 +124,8 @@ def _key(model: Any) -> Any:
 
 
 def _try(call: Call, way: Way, is_ragged: bool) -> Trial:
-    dependence, is_wrong, seen = (
-        call.kernels.why_none or "computes other logits with uag's kernels, or fails",
-        False,
-        Seen(),
-    )
-    before = _states()
+    dependence = call.kernels.why_none or "computes other logits with uag's kernels, or fails"
+    is_wrong, seen, before = False, Seen(), _states()
     try:
         logits, wide, narrow = _run(call, way)
         if way.kernels:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
+from uag import forks
 from uag.errors import OptionError
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
@@ -80,6 +81,7 @@ class Ask:
         try:
             return [self._cut(*of_row) for of_row in zip(lines, self.budgets, self.limits, strict=True)]
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            forks.let_pass(error)
             raise OptionError(
                 f"{name}.propose returned {lines!r:.80}: {error}. Return lists of uag.proposal.Proposal, whose "
                 "target_id is an integer and whose confidence is a number from 0 to 1."

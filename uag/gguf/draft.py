@@ -24,6 +24,11 @@ def is_gguf_name(name: object) -> bool:
     return isinstance(name, str | os.PathLike) and os.fspath(name).lower().endswith(".gguf")
 
 
+def expanded(name: str) -> Path:
+    """Return the path of a name, with `~`; the home of an unknown user stays as it is."""
+    return Path(os.path.expanduser(name))
+
+
 @dataclass(frozen=True)
 class GgufDraft:
     """A draft model in a GGUF file.
@@ -151,7 +156,7 @@ def _read_tokenizer(path: Path, *_version: int) -> Any:
 
 def _local(name: str) -> Path:
     """Return the path of a file, downloaded from the hub if the name is `repo:file.gguf`."""
-    path = Path(os.path.expanduser(name))  # which returns a user that does not exist as it is
+    path = expanded(name)
     repo, _, inside = name.partition(":")
     if os.path.isfile(path) or not inside or len(repo) < 2:  # one letter is a Windows drive
         return path

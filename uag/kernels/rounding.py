@@ -92,7 +92,7 @@ def _kind(operation: Any) -> str:
 
 def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the sizes by which an operation may round, or None if it does not."""
-    lists = [arg if isinstance(arg, list | tuple) else [arg] for arg in (*args, *kwargs.values())]
+    lists = [arg if isinstance(arg, list | tuple) else [arg] for arg in args]
     tensors = [each for of_arg in lists for each in of_arg if isinstance(each, torch.Tensor)]
     shapes = tuple((each.numel(),) if each.is_nested else tuple(each.shape) for each in tensors)
     if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors) or not any(shapes):

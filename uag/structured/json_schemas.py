@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
+from uag import forks
 from uag.errors import OptionError
 from uag.hf import models
 
@@ -71,6 +72,7 @@ class JsonSchemas:
         try:
             return self._make(json.dumps(schema))
         except (ValueError, TypeError, RuntimeError) as error:
+            forks.let_pass(error)
             raise OptionError(f"The JSON schema cannot be used: {str(error).strip()}") from error
 
 

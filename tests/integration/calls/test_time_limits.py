@@ -1,7 +1,9 @@
-"""A caller's own time limit, whose signal's handler raises an ordinary exception, ends a call wherever it comes."""
+"""A caller's own time limit, whose signal's handler raises an ordinary exception, ends what runs wherever it comes."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,14 @@ from torch import nn
 import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded, pair
 from tests.support.forked import ringing
-from uag import loading
+from uag import bench, loading, ray
+from uag.drafting import PromptLookup
+from uag.drafting.drafter import Ask
+from uag.drafting.models import llama_cpp
+from uag.hf.decoder import COPY
 from uag.kernels import decoders, rounding
+from uag.ray import BatchGenerator
+from uag.structured.json_schemas import JsonSchemas
 
 INPUTS = left_padded(PROMPTS[:1])
 
@@ -94,3 +102,63 @@ def test_while_models_are_loaded(ring: Callable[[], None], name: str, monkeypatc
     with pytest.raises(TimeoutError) as caught:
         uag.load_pair()
     assert type(caught.value) is TimeoutError
+
+
+def _row_of_ray(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    generator = BatchGenerator(load=uag.load_pair)
+    patch.setattr(ray, "encode", ring)
+    generator.generate([{"prompt": "The", "id": 0}])
+
+
+def _drafts_of_bench(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(bench.drafts, "load_draft", ring)
+    folder = loading.demo_folder("draft")
+    bench.load_pairs(None, [folder, COPY], bench.BenchOptions())
+
+
+def _schema(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    schemas = object.__new__(JsonSchemas)
+    patch.setattr(schemas, "_make", ring, raising=False)
+    schemas.processor()
+
+
+def _chat_template(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    loading.encode_prompt(SimpleNamespace(apply_chat_template=ring), [{"role": "user", "content": "The"}])
+
+
+def _first_use_of_a_device(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch, "empty", ring)
+    loading._device("cpu")
+
+
+def _import_of_llama_cpp(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(sys.modules, "llama_cpp", raising=False)
+    patch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=ring)])
+    loading._has_llama()
+
+
+def _load_of_llama_cpp(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(llama_cpp, "_library", ring)
+    llama_cpp.check_in_llama(SimpleNamespace(check=lambda: None), "")  # type: ignore[arg-type]
+
+
+def _candidates_of_a_drafter(ring: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PromptLookup, "propose", lambda *_: [[]])
+    patch.setattr(Ask, "_cut", ring)
+    uag.Assistant.from_prompt_lookup().generate(pair()[0], **INPUTS, **GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        *((_row_of_ray, RuntimeError), (_drafts_of_bench, TimeoutError), (_schema, RuntimeError)),
+        *((_chat_template, ValueError), (_first_use_of_a_device, RuntimeError), (_import_of_llama_cpp, TimeoutError)),
+        *((_load_of_llama_cpp, TimeoutError), (_candidates_of_a_drafter, RuntimeError)),
+    ],
+)
+def test_where_errors_are_explained(work: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the same type that is no limit's gets a message, or ends one row or draft only."""
+    with ringing(error) as ring, monkeypatch.context() as patch:
+        with pytest.raises(error) as caught:
+            work(lambda *_, **__: ring(), patch)
+        assert type(caught.value) is error

@@ -47,6 +47,7 @@ def check_in_llama(draft: GgufDraft, reason: str) -> None:
     try:
         _library()
     except (ImportError, OSError, RuntimeError) as error:
+        forks.let_pass(error)
         raise UnsupportedError(
             f"This GGUF draft needs llama-cpp-python, which cannot be imported ({error}). Install it with pip install "
             "llama-cpp-python (it is built from source: see docs/integrations.md). uag does not run the model itself: "

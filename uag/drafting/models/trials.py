@@ -9,7 +9,7 @@ import torch
 from uag.drafting.models.llama_cpp import check_in_llama
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
-from uag.hf import blocks, models, passes, wrapped
+from uag.hf import blocks, models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.book import Book
 from uag.hf.inspection import in_evaluation
@@ -120,5 +120,4 @@ def _logits(model: Any, ids: Sequence[int], start: int, cache: Any) -> Any:
             inputs |= {"input_ids": tokens} | ({"position_ids": positions} if "position_ids" in names else {})
         if "logits_to_keep" in names:
             inputs["logits_to_keep"] = len(ids)
-        passes.drop_router_logits(model, inputs)
         return model(**inputs).logits
