@@ -81,6 +81,7 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     *((COMPLETIONS, {"top_p": value}) for value in (0, -0.5, 1.5, float("nan"))),
     *((COMPLETIONS, {"temperature": value, "stream": True}) for value in (1e-45, 1e308, float("inf"))),
     (COMPLETIONS, {"seed": 1 << 64}),
+    (COMPLETIONS, {"frequency_penalty": 1e6}),
     *((CHAT, {"logit_bias": {"5": value}}) for value in BIASES),
     *((CHAT, {"logit_bias": {key: 1}}) for key in ("x", "-1", "99", "1.0", "\u0665", "\u00b2", "9" * 5000)),
     (CHAT, {"logit_bias": [1]}),
