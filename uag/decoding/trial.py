@@ -116,11 +116,15 @@ def _key(model: Any) -> Any:
     watched = bool | float | (int if is_training(model) else str)  # integers may count passes
     configs = vars(model.config), vars(model.config.get_text_config(decoder=True))
     owners = *(owner for each in modules(model) for owner in attributes(each)), *configs
-    values = [value for owner in owners for value in [*owner.values()]]
-    # A tensor or a list may be a switch by its presence, but its values may be a pass's.
-    return *kinds, tuple(
-        v if isinstance(v, watched) else (type(v), isinstance(v, list | dict) and not v) for v in values
-    )
+    # Another thread's call may put a forward on a layer; those of other code are among `kinds`.
+    values = [value for owner in owners for name, value in [*owner.items()] if name != "forward"]
+    return *kinds, tuple(v if isinstance(v, watched) else _described(v) for v in values)
+
+
+def _described(value: Any) -> Any:
+    """Return what may be a switch in a value of an attribute: its presence and its names, but not a pass's numbers."""
+    is_names = isinstance(value, list) and all(isinstance(each, str) for each in value)  # such as of active adapters
+    return type(value), tuple(value) if is_names else isinstance(value, dict) and not value
 
 
 def _try(call: Call, way: Way, is_ragged: bool) -> Trial:

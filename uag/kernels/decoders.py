@@ -14,7 +14,7 @@ from uag import forks
 from uag.hf import models
 from uag.hf.decoder import Description, UndescribedError, describe
 from uag.hf.foreign_code import of_others
-from uag.hf.inspection import inspected_once, is_training, modules, per_call
+from uag.hf.inspection import inspected_once, is_training, modules, parameters, per_call
 from uag.hf.trials import once
 from uag.kernels import kernel
 from uag.kernels.decoder import Decoder
@@ -86,7 +86,8 @@ def _fingerprint(model: Any) -> Any:
     owners = *map(vars, modules(model)), vars(model.config), vars(model.config.get_text_config(decoder=True))
     # Another thread's call may put a forward on a layer meanwhile, so the values are copied first.
     values = tuple(value for owner in owners for value in [*owner.values()] if type(value) in (bool, int, float, str))
-    return tuple(found), buffers, values, tuple(map(type, modules(model))), is_training(model)
+    layers = tuple((type(each), *parameters(each)) for each in modules(model))
+    return tuple(found), buffers, values, layers, is_training(model)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -148,12 +148,22 @@ def _log_sigmoid(x: torch.Tensor) -> torch.Tensor | None:
 
 def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """Sum each row in one order, to which masked scores at its end add nothing."""
-    if dim not in (-1, x.dim() - 1) or (dtype or x.dtype) not in TYPES:
+    if dim is None or not x.dim() or (dtype or x.dtype) not in TYPES:
         return None
-    powers = x.float()
+    powers = x.movedim(dim, -1).contiguous().float()
     powers = (powers - powers.amax(-1, keepdim=True)).exp_()
     total = _row_sums(powers)
-    return None if total is None else (powers / total).to(dtype or x.dtype)
+    return None if total is None else (powers / total).to(dtype or x.dtype).movedim(-1, dim)
+
+
+def _sum(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor | None:
+    """Sum each row in one order, such as over experts, whose tokens lie side by side."""
+    if not isinstance(dim, int) or not x.dim() or x.dtype not in TYPES:
+        return None
+    total = _row_sums(x.movedim(dim, -1).contiguous().float())
+    if total is None:
+        return None
+    return total.to(x.dtype).movedim(-1, dim) if keepdim else total[..., 0].to(x.dtype)
 
 
 def _row_sums(x: torch.Tensor) -> torch.Tensor | None:
@@ -205,6 +215,8 @@ _FUNCTIONS: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.Tensor.sigmoid: _sigmoid,
     torch.logsumexp: _logsumexp,
     torch.Tensor.logsumexp: _logsumexp,
+    torch.sum: _sum,
+    torch.Tensor.sum: _sum,
     torch.mul: _mul,
     torch.Tensor.mul: _mul,
     torch.Tensor.__mul__: _mul,

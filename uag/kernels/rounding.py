@@ -6,9 +6,9 @@ one for what is left over. Whether these agree is measured, for each dtype and e
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ _SUMS = {
     "aten::_log_softmax", "aten::_softmax", "aten::linalg_vector_norm", "aten::logsumexp", "aten::mean",
     "aten::norm", "aten::std", "aten::std_mean", "aten::sum", "aten::var", "aten::var_mean",
 }  # fmt: skip
-"""Operations that compute every row in the same way, if the rows are of the same length and all or none adjacent."""
+"""Operations that compute every row in the same way, if the rows are of the same length, as many lie side by side, and
+their values are all or none adjacent."""
 
 _PUTS = {"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put"}  # moves, unless they add in any order
 
@@ -105,16 +106,25 @@ def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return None
     if kind == "norm":
         return tuple(args[1])
-    if kind == "sum":
+    if kind == "sum" and not tensors[0].is_nested:
         names = (argument.name for argument in operation._schema.arguments)
         dims = (dict(zip(names, args, strict=False)) | kwargs).get("dim")
         dims = range(len(shapes[0])) if dims is None else dims
         dims = [dims] if isinstance(dims, int) else dims
-        num_summed = math.prod(shapes[0][dim] for dim in dims)
-        is_split = num_summed == tensors[0].numel() >= _LEAST_SPLIT and torch.get_num_threads() > 1
-        is_split &= not operation.name().endswith("softmax")
-        return is_split, *((shapes[0][dim], shapes[0][dim] > 1 and tensors[0].stride(dim) == 1) for dim in dims)
+        return _sizes_of_sum(tensors[0], dims, "softmax" in operation.name())
     return shapes
+
+
+def _sizes_of_sum(x: torch.Tensor, dims: Sequence[int], is_softmax: bool) -> Any:
+    """Return whether threads share the only sum, how many sums lie side by side, and the sizes of what is summed."""
+    sizes, steps, dims = x.shape, x.stride(), [dim % x.dim() for dim in dims]
+    if is_softmax:  # of a contiguous copy; its threads share out even what lies side by side
+        return tuple(sizes) if math.prod(sizes[dims[0] + 1 :]) > 1 else sizes[dims[0]]
+    summed = {dim for dim in dims if sizes[dim] > 1}
+    longest = max((steps[dim] for dim in summed), default=0)
+    columns = math.prod(sizes[dim] for dim in {*range(x.dim())} - summed if steps[dim] < longest)
+    is_split = math.prod(sizes[dim] for dim in dims) == x.numel() >= _LEAST_SPLIT and torch.get_num_threads() > 1
+    return is_split, columns, *((sizes[dim], sizes[dim] > 1 and steps[dim] == 1) for dim in dims)
 
 
 def _described(arguments: Any) -> Any:
@@ -126,7 +136,7 @@ def _described(arguments: Any) -> Any:
     return arguments
 
 
-@cache
+@lru_cache(maxsize=1 << 12)  # a number may differ in each pass
 def _is_even(operation: Any, args: Any, kwargs: Any) -> bool:
     """Return whether a function of single values gives each the same result in a vector and alone."""
     given = [_values(*each, place) if _is_tensor(each) else each for place, each in enumerate(args)]

@@ -19,10 +19,11 @@ from transformers.models.mixtral import modeling_mixtral
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded
-from tests.support.forked import interrupted
+from tests.support.forked import elsewhere, interrupted
 from tests.support.grids import covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
+from uag.decoding import trial
 from uag.kernels import Watch, kernel, operations, recurrences, watching
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
@@ -111,6 +112,46 @@ def test_sums_over_other_strides_are_found() -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "is_even"),
+    [
+        (lambda x: torch.stack([x, x]).softmax(0), False),
+        (lambda x: torch.stack([x, x]).log_softmax(0), False),
+        (lambda x: torch.stack([x, x]).mean(0), False),
+        (lambda x: x.mT.contiguous().logsumexp(1), False),
+        (lambda x: x.mT.logsumexp(1), True),
+        (lambda x: x.mT.contiguous().std(1), False),
+        (lambda x: x.unflatten(-1, (2, 4)).softmax(-2), False),  # shared out among threads at any place
+        (lambda x: x.unflatten(-1, (2, 4)).sum(-2), True),
+        (lambda x: x.unflatten(-1, (2, 4)).mean((-2, -1)), True),
+        (lambda x: x.softmax(-1).norm(dim=2), True),
+    ],
+)
+def test_sums_side_by_side_are_found(function: Callable[[torch.Tensor], torch.Tensor], is_even: bool) -> None:
+    """PyTorch computes as many as fit into a vector at once, and the others otherwise."""
+    by_width = []
+    for width in (1, 9):
+        with watching() as seen:
+            function(torch.ones(1, width, 8))
+        by_width.append(seen.sizes)
+    assert (by_width[0] == by_width[1]) == is_even
+
+
+class Branches(Norm):
+    """Weighs a layer's branches by a softmax over them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = torch.stack([x * factor for factor in (0.3, 0.7, 1.1)]).log_softmax(0)
+        return self.weight * shares[1]
+
+
+def test_a_softmax_over_branches_is_found() -> None:
+    target = llama(dtype=torch.float32)
+    target.model.norm = Branches(target.config.hidden_size)
+    assert "aten::_log_softmax" in run(target, 1.0)[1].draft_dependence
+    check_kept(target, "aten::_log_softmax")
+
+
+@pytest.mark.parametrize(
     ("size", "num_threads", "is_split"), [(40_000, 2, True), (40_000, 1, False), (30_000, 2, False)]
 )
 def test_a_long_sum_that_threads_divide_is_found(
@@ -192,25 +233,54 @@ class Steered(LlamaForCausalLM):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output, vector = super().forward(*args, **kwargs), getattr(self, "steer", None)
         vector = vector[0] if isinstance(vector, list) and vector else vector
+        vector = self.vectors[vector] if isinstance(vector, str) else vector
         if isinstance(vector, torch.Tensor):
             output.logits[:, -1] += vector
         return output
 
 
-@pytest.mark.parametrize("kind", ["attribute", "list", "buffer"])
+@pytest.mark.parametrize("kind", ["attribute", "list", "names", "buffer"])
 def test_a_tensor_that_is_set_after_the_trial_is_tried_again(kind: str) -> None:
     target = llama(Steered, torch.float32)
     if kind == "buffer":
         target.register_buffer("steer", None)
     elif kind == "list":
         target.steer = []
+    elif kind == "names":
+        target.steer, target.vectors = ["none"], {"none": None}
     assert run(target, 1.0)[1].num_accepted_tokens
     vector = torch.randn(target.config.vocab_size, generator=torch.Generator().manual_seed(0))
     if kind == "list":
         target.steer.append(vector)
+    elif kind == "names":
+        target.vectors["some"] = vector
+        target.steer[:] = ["some"]
     else:
         target.steer = vector
     assert check_kept(target, "computes different logits for a block").num_candidate_tokens == 0
+
+
+def test_calls_that_overlap_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tries, try_once = llama(Switched), [0], trial._try
+
+    def count(*args: Any) -> Any:
+        tries[0] += 1
+        return try_once(*args)
+
+    def slow(wait: Callable[[], None]) -> None:
+        def waiting(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            wait()
+            return scores
+
+        given: dict[str, Any] = left_padded(PROMPTS[:1]) | WANTED
+        uag.Assistant(None).generate(target, **given, logits_processor=[waiting])
+
+    monkeypatch.setattr(trial, "_try", count)
+    run(target)
+    for _ in range(2):
+        with elsewhere(slow):
+            run(target)
+    assert tries == [1]
 
 
 class Late(LlamaForCausalLM):
@@ -287,6 +357,21 @@ def test_weights_that_the_kernels_cannot_read_are_left_to_pytorch(kind: str) -> 
     for share in (None, 1.0):
         assert torch.equal(run(target, share)[0].sequences, expected)
     check_kept(target)
+
+
+@pytest.mark.parametrize("is_norm", [False, True])
+def test_weights_that_become_plain_attributes_after_a_call_are_read(is_norm: bool) -> None:
+    target = llama(dtype=torch.float32)
+    layer = target.model.norm if is_norm else target.model.layers[0].mlp.down_proj
+    name = "weight" if is_norm else "bias"
+    given = left_padded(PROMPTS[:1]) | WANTED
+    run(target)
+    value = torch.zeros(layer.out_features) if not is_norm else layer.weight.detach().clone()
+    delattr(layer, name)
+    setattr(layer, name, value)
+    for _ in range(2):
+        value += torch.randn(len(value), generator=torch.Generator().manual_seed(0))
+        assert torch.equal(run(target)[0].sequences, target.generate(**given).sequences)
 
 
 def test_each_pass_of_unknown_code_is_looked_at() -> None:

@@ -216,6 +216,7 @@ class _Reader:
         """Return a norm, recognized by what it computes; None for None."""
         if module is None:
             return None
+        self._check_parameters(module)
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if weight is None or weight.dim() != 1 or type(weight) not in _PLAIN:
             raise UndescribedError(f"has the norm {type(module).__name__}")
@@ -245,6 +246,7 @@ class _Reader:
         return Linear(weight.t() if isinstance(module, Conv1D) else weight, None if bias is None else bias.detach())
 
     def _weight(self, module: Any) -> torch.Tensor:
+        self._check_parameters(module)
         weight: torch.Tensor = wrapped.weight_of(module)
         if type(weight) not in _PLAIN or weight.dtype not in _DTYPES or not weight.is_cpu:
             raise UndescribedError(
@@ -252,6 +254,11 @@ class _Reader:
             )
         self.read.add(id(weight))
         return weight.detach()
+
+    def _check_parameters(self, module: Any) -> None:
+        """Refuse weights that were made plain attributes, whose changes `Decoder`'s owner does not notice."""
+        if any(isinstance(vars(module).get(name), torch.Tensor) for name in ("weight", "bias")):
+            raise UndescribedError(f"has weights that are no parameters ({type(module).__name__})")
 
     def _first(self, owner: Any, *names: str, optional: bool = False) -> Any:
         found = next((value for name in names if (value := getattr(owner, name, None)) is not None), None)
