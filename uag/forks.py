@@ -19,8 +19,10 @@ from typing import Any
 
 _locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _brief: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_endings: dict[object, tuple[int, Callable[[], None]]] = {}
-"""By use: its thread, and what to do in a child that does not have this thread."""
+_endings: dict[object, tuple[int, Callable[[], None], set[Any]]] = {}
+"""By use: its thread, what to do in a child that does not have this thread, and the code of the signals' handlers when
+it began, since a handler may replace itself before it raises an error."""
+_SIGNALS = tuple(signal.valid_signals())
 
 
 def lock() -> Any:
@@ -47,9 +49,9 @@ def ending(undo: Callable[[], None], in_child: Callable[[], None] | None = None)
     It also runs if what it undoes has not been done, or only in part, and may run twice. A child that another thread
     forks runs `in_child` instead.
     """
-    use = object()
+    use, codes = object(), _codes()
     try:
-        _endings[use] = threading.get_ident(), in_child or undo
+        _endings[use] = threading.get_ident(), in_child or undo, codes
         yield
     finally:
         interrupt: BaseException | None = None
@@ -82,9 +84,14 @@ def let_pass(error: BaseException) -> None:
 
 def _is_of_signal(error: BaseException) -> bool:
     """Whether an exception is Ctrl-C's or the end of the process, or was raised by a handler that Python runs."""
-    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    codes = _codes().union(*(noted for *_, noted in [*_endings.values()]))
     is_own = any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
     return is_own or isinstance(error, KeyboardInterrupt | SystemExit)
+
+
+def _codes() -> set[Any]:
+    """Return what the signals' handlers run first."""
+    return {_code(signal.getsignal(number)) for number in _SIGNALS} - {None}
 
 
 def _code(handler: Any) -> Any:
@@ -138,7 +145,7 @@ def _end_other_threads() -> None:
     for each in [*locks, *(_locks_of_properties() if sys.version_info < (3, 12) else ())]:
         if each is not None and not each._is_owned():
             each._at_fork_reinit()
-    for use, (thread, undo) in reversed(list(_endings.items())):
+    for use, (thread, undo, _) in reversed(list(_endings.items())):
         if thread != threading.get_ident():
             del _endings[use]
             undo()

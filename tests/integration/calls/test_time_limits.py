@@ -1,6 +1,7 @@
 """A caller's own time limit, whose signal's handler raises an ordinary exception, ends what runs wherever it comes."""
 
 import copy
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -43,6 +44,23 @@ class Rings(nn.Module):
 def ring() -> Iterator[Callable[[], None]]:
     with ringing() as function:
         yield function
+
+
+def test_a_handler_that_lets_later_signals_pass() -> None:
+    """Such as many of SIGTERM, which replace themselves before they raise their error."""
+
+    def handle(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise TimeoutError
+
+    for number in (1, 2, 9):
+        target = copy.deepcopy(pair()[0])
+        with ringing(handler=handle) as ring:
+            layer = target.model.norm = Rings(target.model.norm, ring)
+            layer.counts[:] = number, 0
+            with pytest.raises(TimeoutError):
+                uag.Assistant(None, trust_changes=True).generate(target, **INPUTS, **GREEDY)
+        assert layer.counts[1] == number
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])
