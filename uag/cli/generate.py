@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from uag.cli import common
-from uag.errors import LoadingError, OptionError
+from uag.errors import LoadingError, OptionError, UagError
 
 _PROMPT = "The text to continue; - reads standard input; default: a chat."
 
@@ -87,6 +87,10 @@ def _chat(pair: Any, assistant: Any, **options: Any) -> None:
         except KeyboardInterrupt:
             messages.pop()
             common.console.print()
+            continue
+        except UagError as error:  # such as of one message's characters, or its length
+            messages.pop()
+            common.report(str(error))
             continue
         common.report(assistant.stats.summary())
         messages.append({"role": "assistant", "content": answer.text})

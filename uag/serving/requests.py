@@ -49,6 +49,10 @@ def _is_stop(value: Any) -> bool:
     return all(isinstance(each, str) for each in (value if isinstance(value, list) else [value]))
 
 
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and len(value) == 1 and isinstance(value[0], str))
+
+
 def _is_temperature(value: Any) -> bool:
     return _is_number(value) and (value == 0 or 1e-6 <= value <= 1e6)  # others would make logits infinite or NaN
 
@@ -60,6 +64,7 @@ _VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (_is_temperature, "0, or a number from 0.000001 to 1,000,000"),
     "top_p": (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0, and at most 1"),
     "frequency_penalty": (lambda value: _is_number(value) and -1 < value < 1e6, "a number above -1, below 1,000,000"),
+    "prompt": (_is_prompt, "a text, or a list of one text"),
     "stop": (_is_stop, "a text, or a list of texts"),
     "stream": (lambda value: isinstance(value, bool), "true or false"),
     **dict.fromkeys(("stream_options", "logit_bias"), (lambda value: isinstance(value, dict), "an object")),
@@ -121,6 +126,8 @@ def passed_on(body: dict[str, Any], path: str) -> dict[str, Any]:
     Not the seed, which it would set while another request draws.
     """
     fields = {name: value for name, value in body.items() if name in SERVED[path] - {"seed"}}
+    if isinstance(prompts := fields.get("prompt"), list):
+        fields["prompt"] = prompts[0]
     if most := fields.pop("max_completion_tokens", None):
         fields["max_tokens"] = most  # the only name that early releases of transformers' server know
     if biases := fields.get("logit_bias"):
@@ -152,7 +159,10 @@ def _of_biases(biases: Any, num_ids: int) -> Iterator[str]:
 
 
 def _of_messages(body: dict[str, Any], parts: set[str]) -> Iterator[str]:
-    for message in _messages(body):
+    messages = _messages(body)
+    if body.get("instructions") and messages and messages[0].get("role") == "system":
+        yield "instructions would replace the first message, which is the system's, too: send one of them."
+    for message in messages:
         for name in _DROPPED_OF_MESSAGES:
             if message.get(name):
                 yield f"A message's {name} is not supported."

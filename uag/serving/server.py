@@ -4,13 +4,12 @@ import errno
 import inspect
 import json
 import logging
-import re
 import shlex
 import socket
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from transformers.generation.streamers import BaseStreamer
 from transformers.utils.import_utils import is_serve_available
 
 from uag.errors import OptionError, UagError
@@ -28,6 +26,7 @@ from uag.hf.devices import accelerator
 from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
 from uag.serving.requests import SERVED, complete, passed_on, problem, schema_of
+from uag.serving.streams import Served, UntilEnd, error_of, with_valid_errors
 from uag.stats import Totals
 from uag.structured import JsonSchemas
 
@@ -47,34 +46,7 @@ _asked: ContextVar[tuple[dict[str, Any], str]] = ContextVar("_asked", default=({
 
 _HANDLERS = ("_chat_handler", "_response_handler")
 _NOT_SERVED = "/v1/audio/transcriptions"
-_STREAMED_ERROR = re.compile(rb'(\A|\n\n)data: \{"error": "(.*)"\}\n\n\Z', re.DOTALL)
-
-
-class _Seeded:
-    """A target whose calls of `generate` start from a seed, on the thread that draws."""
-
-    def __init__(self, model: Any, seed: int) -> None:
-        self._model, self._seed = model, seed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def generate(self, **kwargs: Any) -> Any:
-        torch.manual_seed(self._seed)
-        return self._model.generate(**kwargs)
-
-
-class _UntilEnd(BaseStreamer):
-    """Aborts calls of `generate` at their next token once the server has ended."""
-
-    has_ended = False
-
-    def put(self, value: Any) -> None:  # noqa: ARG002
-        if self.has_ended:
-            raise ConnectionAbortedError("the server is shutting down")
-
-    def end(self) -> None:
-        pass
+_OF_TEMPLATES = ("name", "reasoning", "reasoning_content", "thinking")  # what chat templates read of messages
 
 
 class Server:
@@ -146,7 +118,7 @@ class Server:
         app.router.routes[:] = [each for each in app.router.routes if getattr(each, "path", "") != _NOT_SERVED]
         app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse()
-        self._until_end = _UntilEnd()
+        self._until_end = UntilEnd()
         self._schemas: JsonSchemas | None = None
         self._streamers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -164,8 +136,13 @@ class Server:
                 assisted[:] = [model]
             return model, processor
 
+        def own_name(name: str) -> str:  # transformers appends a revision, which answers would contain
+            if name != self.target:
+                raise OptionError(f"This server has the model {self.target!r} only.")
+            return name
+
         manager.load_model_and_processor = load_assisted
-        manager.process_model_name = lambda name: name  # transformers appends a revision, which answers would contain
+        manager.process_model_name = own_name
         manager.get_gen_models = lambda: listed  # transformers lists the hub's cache, and fails without one
         return load_assisted(self.target)
 
@@ -192,9 +169,7 @@ class Server:
             inputs = {**inputs, "logits_processor": [self._schemas.processor(schema)]}
         if inspect.iscoroutinefunction(generate):  # no stream
             inputs = {**inputs, "streamer": self._until_end}
-        if (seed := body.get("seed")) is not None:
-            model = _Seeded(model, seed)
-        answer = generate(model, processor, inputs, config, **kwargs)
+        answer = generate(Served(model, body.get("seed")), processor, inputs, config, **kwargs)
         if isinstance(answer, tuple):  # the queue and the streamer of a stream
             self._streamers.add(answer[1])
         return answer
@@ -217,7 +192,11 @@ class Server:
         """Answer requests that cannot be served with 400 or 500 and one sentence, in the form of OpenAI's API."""
         from fastapi import Request
         from fastapi.responses import JSONResponse
+        from starlette.exceptions import HTTPException
         from starlette.requests import ClientDisconnect
+
+        async def explain(_: Request, error: Any) -> Any:
+            return JSONResponse(error_of(str(error.detail), error.status_code), error.status_code, error.headers)
 
         async def refuse(request: Request, run: Callable[[Request], Awaitable[Any]]) -> Any:
             status, reason = 400, ""
@@ -227,7 +206,7 @@ class Server:
                 if not reason:
                     response = await run(request)
                     if response.headers.get("content-type", "").startswith("text/event-stream"):
-                        response.body_iterator = _with_valid_errors(response.body_iterator)
+                        response.body_iterator = with_valid_errors(response.body_iterator)
                     return response
             except ClientDisconnect:
                 reason = "The client has hung up."
@@ -235,9 +214,11 @@ class Server:
                 status = 500 if isinstance(error, _OF_SERVER) else 400
                 reason = str(error) if isinstance(error, UagError) else f"The request cannot be served: {error!r:.300}."
                 logger.warning("%s: %s", request.url.path, reason)
-            return JSONResponse(_error(reason, status), status)
+            return JSONResponse(error_of(reason, status), status)
 
-        self._server.config.app.middleware("http")(refuse)
+        app = self._server.config.app
+        app.add_exception_handler(HTTPException, explain)
+        app.middleware("http")(refuse)
 
     async def _reason(self, request: Any) -> str:
         """Return why a request is refused, or replace its body by what transformers' server shall read."""
@@ -266,24 +247,11 @@ class Server:
 
 
 def _with_contents(convert: Callable[..., list[dict[str, Any]]], messages: Any, modality: Any) -> list[dict[str, Any]]:
-    """Convert messages for the chat template with their contents, which transformers drops beside tool calls."""
+    """Convert messages for the chat template with what transformers drops: names, and contents beside tool calls."""
     without_calls = [{name: each for name, each in message.items() if name != "tool_calls"} for message in messages]
-    pairs = zip(convert(messages, modality), convert(without_calls, modality), strict=True)
-    return [message | {"content": other["content"]} for message, other in pairs]
-
-
-def _error(reason: str, status: int) -> dict[str, Any]:
-    kind = "invalid_request_error" if status == 400 else "server_error"
-    return {"error": {"message": reason, "type": kind, "param": None, "code": None}}
-
-
-async def _with_valid_errors(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pass on a stream with an error at its end in the form of OpenAI's API; transformers does not escape its text."""
-    async for chunk in chunks:
-        if found := _STREAMED_ERROR.search(chunk):
-            event = json.dumps(_error(found[2].decode(errors="replace"), 500)).encode()
-            chunk = chunk[: found.start()] + found[1] + b"data: " + event + b"\n\n"
-        yield chunk
+    kept = [{name: message[name] for name in _OF_TEMPLATES if message.get(name)} for message in messages]
+    converted = zip(kept, convert(messages, modality), convert(without_calls, modality), strict=True)
+    return [names | message | {"content": other["content"]} for names, message, other in converted]
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from uag.errors import LoadingError, OptionError
 from uag.loading import demo_folder, load_model, load_tokenizer
 from uag.serving import Server
 from uag.serving.requests import HARMLESS, REFUSED, SERVED
+from uag.serving.server import _with_contents
 from uag.structured import JsonSchemas
 
 openai = pytest.importorskip("openai", reason="uag[serve] is not installed")
@@ -86,7 +88,7 @@ class Running:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
-    def complete(self, prompt: str = CODE, **options: Any) -> Any:
+    def complete(self, prompt: str | list[str] = CODE, **options: Any) -> Any:
         return self.client.completions.create(model=self.name, prompt=prompt, **{"max_tokens": NEW} | options)
 
     def plain(self, prompt: str = CODE, **options: Any) -> str:
@@ -262,6 +264,16 @@ def test_null_is_absent(server: Running, path: str) -> None:
     assert json.loads(answer)["object"] in ("text_completion", "chat.completion", "response")
 
 
+@pytest.mark.parametrize("field", ["name", "reasoning_content", "reasoning", "thinking"])
+def test_what_templates_read_of_messages_is_passed_on(field: str) -> None:
+    from transformers.cli.serving.utils import BaseHandler, Modality
+
+    convert = partial(_with_contents, BaseHandler.get_processor_inputs_from_messages)
+    message = {"role": "user", "content": [{"type": "text", "text": "x"}], field: "y"}
+    assert convert([message], Modality.LLM) == [{"role": "user", "content": "x", field: "y"}]
+    assert convert([message | {field: None}], Modality.LLM) == [{"role": "user", "content": "x"}]
+
+
 def test_the_content_beside_tool_calls_is_read(server: Running) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": "x = f()"}
@@ -285,8 +297,29 @@ def test_an_error_in_a_stream_is_valid_json(server: Running, path: str) -> None:
     assert 'a "quoted"' in json.loads(event.removeprefix("data: "))["error"]["message"]
 
 
-def test_a_path_that_is_not_served(server: Running) -> None:
-    assert server.post("audio/transcriptions", {})[0] == 404
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
+def test_an_error_after_a_stream_has_begun_is_no_end(server: Running, path: str) -> None:
+    """A stream that ends as usual would make a text that was cut off look complete."""
+    config = json.dumps({"max_new_tokens": 9, "bad_words_ids": [[10**7]]})
+    body: dict[str, dict[str, Any]]
+    body = {"completions": {"prompt": CODE}, "chat/completions": {"messages": CHAT}, "responses": {"input": CODE}}
+    _, answer = server.post(path, body[path] | {"stream": True, "generation_config": config})
+    assert "vocabulary size" in answer.decode()
+    assert not re.search('"finish_reason": ?"stop"|response.completed', answer.decode())
+
+
+def test_a_path_or_another_model_that_is_not_served(server: Running) -> None:
+    status, answer = server.post("audio/transcriptions", {})
+    assert (status, answer["error"]["message"]) == (404, "Not Found")
+    load = urllib.request.Request(f"{server.url}/load_model", b'{"model": "x"}', {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(load, timeout=60)
+    reason = json.load(caught.value)["error"]["message"]
+    assert (caught.value.code, reason) == (400, f"This server has the model {server.name!r} only.")
+
+
+def test_a_prompt_in_a_list(server: Running) -> None:
+    assert server.complete([CODE]).choices[0].text == server.plain()
 
 
 @pytest.mark.parametrize("empty", [["", "x"], [""], ""])
@@ -370,7 +403,8 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"generation_config": '{"return_dict_in_generate": true}'}, "The request cannot be served"),
     ({"generation_config": '{"assistant_early_exit": 1}'}, "must not have assistant_early_exit"),
     ({"prompt": ""}, "The prompt is empty"),
-    ({"prompt": ["a", "b"]}, "prompt must be a string"),
+    ({"prompt": ["a", "b"]}, "prompt=.* must be a text, or a list of one text"),
+    ({"model": "gpt-4o"}, "Server is pinned to"),
     ({"prompt": None}, "The prompt is empty"),
     ({"prompt": "\ud800"}, "surrogates not allowed"),
     ({"prompt": LONG}, f"^The prompt is too long: the server accepts at most {POSITIONS} tokens.$"),
@@ -419,7 +453,7 @@ INVALID: list[tuple[str, Any, str]] = [
 def test_an_invalid_request_is_a_client_error(server: Running, path: str, body: Any, message: str) -> None:
     status, answer = server.post(path, body)
     assert status == 400
-    assert re.search(message, answer["error"]["message"] if "error" in answer else answer["detail"])
+    assert re.search(message, answer["error"]["message"])
 
 
 FIELDS: dict[str, list[Any]] = {

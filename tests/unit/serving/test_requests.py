@@ -91,6 +91,8 @@ ASKING: list[tuple[str, dict[str, Any]]] = [
     *((COMPLETIONS, {name: -1}) for name in ("max_tokens", "temperature", "frequency_penalty")),
     *((COMPLETIONS, {"logprobs": num}) for num in (0, 1, True)),
     (COMPLETIONS, {"suffix": "b"}),
+    *((COMPLETIONS, {"prompt": value}) for value in [*WRONG[:2], ["a", "b"], [3], [[3]], [], {}]),
+    (RESPONSES, {"instructions": "x", "input": [{"role": "system", "content": "y"}]}),
     (COMPLETIONS, {"best_of": 2}),
     (COMPLETIONS, {"echo": True}),
     (COMPLETIONS, {"logit_bias": {"5": 3}}),
