@@ -22,6 +22,7 @@ from uag.drafting import (
     as_memory,
     dtypes_of,
     mismatch_of,
+    require_drafter,
 )
 from uag.errors import OptionError, UnsupportedError
 from uag.hf import inspection, passes
@@ -82,7 +83,16 @@ class Assistant:
         self.options = options = changed(options, changes, "Assistant()")
         if draft is not None and drafter is not None:
             raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
-        _check_sources(draft, drafter)
+        if isinstance(draft, type):
+            raise OptionError(
+                f"The draft is a class: {draft.__name__}. Pass a model, such as from_pretrained() returns."
+            )
+        if isinstance(draft, Drafter):
+            raise OptionError(
+                f"The draft is a drafter: pass it as uag.Assistant(None, drafter={type(draft).__name__}())."
+            )
+        if drafter is not None:
+            require_drafter(drafter)
         if options.compile_draft and draft is None:
             raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
         self.draft, self.draft_tokenizer = open_draft(draft, draft_tokenizer)
@@ -289,18 +299,3 @@ class Assistant:
         strategy = unpaired if drafter is None else drafter.strategy
         draft = None if self.draft is None else self.draft.__class__.__name__
         return f"Assistant(draft={draft}, strategy={strategy!r})"
-
-
-def _check_sources(draft: Any, drafter: Any) -> None:
-    """Raise an `OptionError` for a class instead of its instance, and for a drafter that is none."""
-    if isinstance(draft, type):
-        raise OptionError(f"The draft is a class: {draft.__name__}. Pass a model, such as from_pretrained() returns.")
-    if drafter is None:
-        return
-    if not isinstance(drafter, Drafter):
-        raise OptionError(
-            f"drafter={drafter!r:.80} must be an object whose class inherits from uag.drafting.Drafter, such as "
-            "uag.drafting.PromptLookup(). Models, names and files are drafts: uag.Assistant(draft)."
-        )
-    if not isinstance(drafter.source, str):
-        raise OptionError(f"{type(drafter).__name__}.source={drafter.source!r:.80} must be a text.")

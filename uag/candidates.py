@@ -21,6 +21,7 @@ from transformers.generation import candidate_generator
 
 from uag.decoding import Call, Ranks, examine
 from uag.drafting import Ask, Drafter, Pairing, adapter_of
+from uag.errors import OptionError
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.kernels import switched
@@ -176,6 +177,10 @@ class CandidateGeneratorMixin:
         prepared = generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
         if assistant_model is None:
             return super()._get_candidate_generator(*prepared)  # type: ignore[misc]
+        if isinstance(assistant_model, str | type):
+            raise OptionError(
+                f"assistant_model={assistant_model!r:.80} must be a model, such as from_pretrained() returns."
+            )
         drafter = _take(self, assistant_model, target_tokenizer, assistant_tokenizer)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
         options = Options(sampling="rejection")  # transformers draws once per round, not once per step

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from uag.assistant import Assistant
-from uag.drafting import Ask, Counts, Drafter, TextDrafter, adapter_of
+from uag.drafting import Ask, Counts, Drafter, TextDrafter, adapter_of, require_drafter
 from uag.errors import DrafterError, OptionError
 from uag.loading import demo_folder, load_model, load_tokenizer, pad_left
 from uag.proposal import Proposal
@@ -53,22 +53,18 @@ def check_drafter(
 
     Raises:
         DrafterError: it breaks the contract; the message says how.
-        OptionError: neither prompts nor a tokenizer were passed with a target.
+        OptionError: it is no drafter, neither prompts nor a tokenizer were passed with a target, or no two prompts.
 
     Example:
         print(check_drafter(MyDrafter()))
     """
+    require_drafter(drafter)
     if target is None:
         target, tokenizer = load_model(demo_folder("draft")), load_tokenizer(demo_folder("draft"))
-    if prompts is None:
-        if tokenizer is None:
-            raise OptionError(
-                "check_drafter needs the target's tokenizer, or prompts: check_drafter(drafter, target, tok)."
-            )
-        prompts = [tokenizer(text)["input_ids"] for text in _TEXTS]
+    rows = _rows(prompts, tokenizer)
     if isinstance(drafter, TextDrafter):
         drafter = drafter.serving(adapter_of(tokenizer))
-    run, rows, name = _Calls(target).run, [list(prompt) for prompt in prompts], type(drafter).__name__
+    run, name = _Calls(target).run, type(drafter).__name__
     drafter.release()  # also called if the call fails before `start`
     calls = [
         run(drafter, rows[:1]),
@@ -92,6 +88,17 @@ def check_drafter(
         if line and line[0][0][:size] != of_batch[:size]:
             raise DrafterError(f"{name} proposes {of_batch} for row {row} of a batch, and {line[0][0]} for it alone.")
     return notes
+
+
+def _rows(prompts: Any, tokenizer: Any) -> Lines:
+    if prompts is None and tokenizer is None:
+        raise OptionError(
+            "check_drafter needs the target's tokenizer, or prompts: check_drafter(drafter, target, tok)."
+        )
+    rows = [tokenizer(text)["input_ids"] for text in _TEXTS] if prompts is None else prompts
+    if len(rows) < 2 or not all(len(row) and not isinstance(row, str) for row in rows):
+        raise OptionError("prompts must be two or more lists of target ids, such as [[5, 3], [2]].")
+    return [list(row) for row in rows]
 
 
 class _CallError(Exception):

@@ -105,6 +105,8 @@ def test_a_model_is_a_draft_and_a_class_is_none() -> None:
         uag.Assistant(None, drafter=draft)
     with pytest.raises(OptionError, match=r"The draft is a class: LlamaForCausalLM\. Pass a model"):
         uag.Assistant(type(draft))
+    with pytest.raises(OptionError, match=r"The draft is a drafter: .*drafter=PromptLookup\(\)\)"):
+        uag.Assistant(uag.drafting.PromptLookup())
 
 
 def test_install_hands_every_option_to_its_assistants() -> None:

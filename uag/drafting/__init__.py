@@ -1,7 +1,7 @@
 """Sources of candidates: a draft model, predictions, the memory, the prompt itself, or your own `Drafter`."""
 
 from uag.drafting.constraint import ForcedTokens
-from uag.drafting.drafter import Ask, Counts, Drafter
+from uag.drafting.drafter import Ask, Counts, Drafter, require_drafter
 from uag.drafting.known.memory import Memory, as_memory
 from uag.drafting.known.source import PromptLookup
 from uag.drafting.known.text_drafter import TextDrafter
@@ -19,5 +19,5 @@ __all__ = [
     "ASSUMED", "Ask", "CopyPairing", "Counts", "Drafter", "ForcedTokens", "FreeFirst", "Memory", "ModelDrafter",
     "Pairing", "Passes", "PromptLookup", "Row", "RowMaker", "Session", "TextDrafter",
     "TorchPasses", "adapter_of", "as_memory", "check_draft", "draft_steps", "dtypes_of", "fit_context",
-    "mismatch_of", "run_waves",
+    "mismatch_of", "require_drafter", "run_waves",
 ]  # fmt: skip

@@ -153,3 +153,14 @@ class Drafter:
 
     def release(self) -> None:
         """Drop all sequences and free the memory."""
+
+
+def require_drafter(drafter: Any) -> None:
+    """Raise an `OptionError` for what is no drafter, such as a class."""
+    if not isinstance(drafter, Drafter):
+        raise OptionError(
+            f"drafter={drafter!r:.80} must be an object whose class inherits from uag.drafting.Drafter, such as "
+            "uag.drafting.PromptLookup(). Models, names and files are drafts: uag.Assistant(draft)."
+        )
+    if not isinstance(drafter.source, str):
+        raise OptionError(f"{type(drafter).__name__}.source={drafter.source!r:.80} must be a text.")

@@ -140,13 +140,14 @@ def _read_contents(path: Path, *_version: int) -> Contents:
 
 
 @lru_cache(maxsize=_MAX_KEPT)
-def _read_tokenizer(path: Path, *_version: int) -> Any:
+def _read_tokenizer(path: Path, *version: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     try:
         return PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
     except Exception as error:
         forks.let_pass(error)
+        _read_contents(path, *version)  # raises an error if the file is damaged
         raise TokenizerError(
             f"transformers cannot read the tokenizer in the GGUF file {str(path)!r} ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:140]}). Pass the model's own: uag.Assistant(draft, draft_tokenizer, "

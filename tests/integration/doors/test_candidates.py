@@ -15,6 +15,7 @@ from transformers import (
     DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
+    LlamaForCausalLM,
     LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteriaList,
@@ -29,6 +30,7 @@ from uag.adapters import detect
 from uag.candidates import CandidateGeneratorMixin
 from uag.decoding import Call
 from uag.drafting import Pairing
+from uag.errors import OptionError
 from uag.hf.cache.caches import CACHE
 from uag.hf.models import max_positions
 from uag.projection import vocabulary
@@ -66,6 +68,14 @@ def test_inside_transformers_loop(name: str, do_sample: bool) -> None:
         expected = target.generate(inputs, max_new_tokens=NEW, do_sample=False)
         assert ids.tolist() == expected.tolist()
     assert ids.shape[1] == NEW + (1 if name == "t5" else inputs.shape[1])
+
+
+@pytest.mark.parametrize("draft", ["demo", LlamaForCausalLM])
+def test_what_is_no_model_is_no_draft(draft: Any) -> None:
+    tokenizer = models("llama")[1]
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": tokenizer}
+    with pytest.raises(OptionError, match=r"assistant_model=.* must be a model"):
+        plugged("llama").generate(prompt(tokenizer), max_new_tokens=2, do_sample=False, **options)
 
 
 def test_without_a_draft_model_transformers_own_generator_is_used() -> None:

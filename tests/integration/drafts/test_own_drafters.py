@@ -371,3 +371,15 @@ def test_global_generators_are_left_alone(method: str, draws: bool) -> None:
     if not draws:
         with pytest.raises(DrafterError, match=f"{method} draws random numbers, although `draws` is False"):
             check(_calls(method, lambda *_: torch.rand(1))())
+
+
+@pytest.mark.parametrize("drafter", [None, "x", PromptLookup])
+def test_what_is_no_drafter_is_not_checked(drafter: Any) -> None:
+    with pytest.raises(OptionError, match=r"^drafter=.* must be an object whose class inherits"):
+        check_drafter(drafter)
+
+
+@pytest.mark.parametrize("prompts", [[], [[5]], [[], []], ["a", "b"]])
+def test_prompts_to_check_with_are_lists_of_ids(prompts: Any) -> None:
+    with pytest.raises(OptionError, match="prompts must be two or more lists of target ids"):
+        check_drafter(PromptLookup(), pair()[0], prompts=prompts)

@@ -58,6 +58,8 @@ def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path) -> N
     path.write_bytes(data)
     with pytest.raises(UnsupportedError, match=message):
         check_draft(GgufDraft(path))
+    with pytest.raises(UnsupportedError, match=message):
+        assert GgufDraft(path).tokenizer
     with pytest.raises(LoadingError, match="no GGUF file"):
         check_draft(GgufDraft(tmp_path / "nowhere.gguf"))
 
