@@ -244,6 +244,18 @@ def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
         )
 
 
+class _Itself:
+    """An object that equals only itself, and lives as long: an id may be that of a later object."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    __hash__ = object.__hash__
+
+
 def _fingerprint(model: Any) -> dict[str, Any]:
     """Return everything that a call must not change: attributes, hooks, modules, parameters, modes, configurations."""
     found: dict[str, Any] = {"config": repr(model.config.to_dict()), "options": repr(model.generation_config.to_dict())}
@@ -252,10 +264,10 @@ def _fingerprint(model: Any) -> dict[str, Any]:
             if name in ("expert_capacity", "rope_deltas"):
                 continue  # passes of NLLB and GLM-4.6V note something there
             if isinstance(value, dict):
-                found[f"{path}.{name}"] = [(key, id(each)) for key, each in value.items()]
+                found[f"{path}.{name}"] = [(key, _Itself(each)) for key, each in value.items()]
             else:
                 is_plain = isinstance(value, (int, float, str, type(None)))
-                found[f"{path}.{name}"] = value if is_plain else id(value)
+                found[f"{path}.{name}"] = value if is_plain else _Itself(value)
     versions = {name: 0 if value.is_inference() else value._version for name, value in model.named_parameters()}
     return found | {f"{name} version": version for name, version in versions.items()}
 

@@ -14,7 +14,8 @@ from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
 
-_MAX_COPIED = 1 << 20  # elements of the largest tensor that is restored
+_MAX_COPIED = 1 << 20  # elements of the largest tensor, list or dictionary that is restored
+_OF_PYTORCH = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 _SIGNS_OF_NO_MEMORY = ("MemoryError", "out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """Parts of errors that report that memory ran out; cuBLAS and the CPU's allocator raise plain runtime errors."""
@@ -97,29 +98,59 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def _copied(name: str, value: Any) -> Any:
+    """Return a copy of what a pass may change in an attribute; None for what is large, and for PyTorch's own."""
+    if isinstance(value, torch.Tensor):
+        return value.clone() if value.numel() <= _MAX_COPIED and not value.is_meta else None
+    is_copied = type(value) in (list, dict) and len(value) <= _MAX_COPIED and name not in _OF_PYTORCH
+    return value.copy() if is_copied else None
+
+
+def _put_back(value: Any, copied: Any) -> None:
+    """Give a tensor, a list or a dictionary what its copy holds."""
+    if isinstance(copied, list):
+        value[:] = copied
+    elif isinstance(copied, dict):
+        value.clear()
+        value.update(copied)
+    elif copied is not None and not torch.equal(value, copied):
+        value.copy_(copied)
+
+
 @contextmanager
 def without_trace(model: Any) -> Iterator[None]:
     """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn.
 
-    Another thread may place or remove functions, or change the mode meanwhile: these stay. What else it stores in the
-    model's attributes meanwhile is lost.
+    Attributes that are made meanwhile go, and lists and dictionaries get back what they held. Another thread may place
+    or remove functions, or change the mode meanwhile: these stay. What else it stores in the model's attributes
+    meanwhile is lost.
     """
     owners = {id(owner): owner for module in model.modules() for owner in (vars(module), module._buffers)}
-    saved: dict[tuple[int, str], tuple[Any, torch.Tensor | None]] = {}
-    for key, owner in owners.items():
-        for name, value in owner.copy().items():
-            is_copied = isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED and not value.is_meta
-            if not callable(value) and name != "training":
-                saved[key, name] = value, value.clone() if is_copied else None
+
+    def attributes() -> dict[tuple[int, str], Any]:
+        return {(key, name): value for key, owner in owners.items() for name, value in owner.copy().items()}
+
+    before = attributes()
+    saved = {
+        (key, name): (value, _copied(name, value))
+        for (key, name), value in before.items()
+        if not callable(value) and name != "training"
+    }
+
+    def forget() -> None:
+        for (key, name), value in attributes().items():
+            if (key, name) not in before and not callable(value):
+                owners[key].pop(name, None)
 
     def restore() -> None:
+        forget()
         with torch.inference_mode():  # some tensors may have been created in it
             for (key, name), (value, copied) in list(saved.items()):
                 owners[key][name] = value
-                if copied is not None and not torch.equal(value, copied):
-                    value.copy_(copied)
+                _put_back(value, copied)
 
     def restore_in_child() -> None:
+        forget()
         for (key, name), (value, copied) in saved.items():
             owners[key][name] = value if copied is None else copied  # PyTorch's threads may not run in a child
 

@@ -53,7 +53,10 @@ def _sdpa(
         return None
     mask = operations.causal_mask(query, key) if is_causal else attn_mask
     output = kernel.attention(query, key, value, mask, scale)
-    return None if output is None else output.transpose(1, 2)
+    if output is None:
+        return None
+    output = output.transpose(1, 2)
+    return output.contiguous() if query.is_contiguous() else output  # as PyTorch's, which callers may view
 
 
 def _matmul(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
@@ -153,7 +156,7 @@ def _softmax(x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None 
     powers = x.movedim(dim, -1).contiguous().float()
     powers = (powers - powers.amax(-1, keepdim=True)).exp_()
     total = _row_sums(powers)
-    return None if total is None else (powers / total).to(dtype or x.dtype).movedim(-1, dim)
+    return None if total is None else (powers / total).to(dtype or x.dtype).movedim(-1, dim).contiguous()
 
 
 def _sum(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,8 +122,11 @@ def _sizes_of_sum(x: torch.Tensor, dims: Sequence[int], is_softmax: bool) -> Any
     if is_softmax:  # of a contiguous copy; its threads share out even what lies side by side
         return tuple(sizes) if math.prod(sizes[dims[0] + 1 :]) > 1 else sizes[dims[0]]
     summed = {dim for dim in dims if sizes[dim] > 1}
-    longest = max((steps[dim] for dim in summed), default=0)
-    columns = math.prod(sizes[dim] for dim in {*range(x.dim())} - summed if steps[dim] < longest)
+    kept = [dim for dim in range(x.dim()) if dim not in summed and sizes[dim] > 1]
+    in_order = all(steps[one] > steps[other] > 0 for one, other in pairwise(kept))
+    if 0 in {steps[dim] for dim in summed} or not (in_order or 1 in {steps[dim] for dim in summed}):
+        return tuple(sizes)  # PyTorch's order of the loops depends on the sizes
+    columns = math.prod(sizes[dim] for dim in kept if steps[dim] < max((steps[each] for each in summed), default=0))
     is_split = math.prod(sizes[dim] for dim in dims) == x.numel() >= _LEAST_SPLIT and torch.get_num_threads() > 1
     return is_split, columns, *((sizes[dim], sizes[dim] > 1 and steps[dim] == 1) for dim in dims)
 

@@ -122,6 +122,8 @@ def test_sums_over_other_strides_are_found() -> None:
         (lambda x: x.mT.contiguous().std(1), False),
         (lambda x: x.unflatten(-1, (2, 4)).softmax(-2), False),  # shared out among threads at any place
         (lambda x: x.unflatten(-1, (2, 4)).sum(-2), True),
+        (lambda x: x.mT.unflatten(1, (2, 4)).mean(1), False),  # loops go by the strides, those over tokens first
+        (lambda x: x[:, :, None].expand(-1, -1, 3, -1).mean(2), False),
         (lambda x: x.unflatten(-1, (2, 4)).mean((-2, -1)), True),
         (lambda x: x.softmax(-1).norm(dim=2), True),
     ],

@@ -27,8 +27,13 @@ class Stateful(nn.Module):
         self.table: torch.Tensor = nn.Buffer(torch.zeros(3))
         self.loose = torch.zeros(2)
         self.length: torch.Tensor | int = 4
+        self.lengths, self.memo = [1], {"a": 1}
 
     def forward(self, size: int) -> torch.Tensor:
+        self.made = size
+        self.lengths.append(size)
+        self.memo["b"] = self.memo.pop("a") + size
+        self._buffers["made too"] = torch.zeros(size)
         self.length = torch.tensor(size)
         self.table.add_(1.0)
         self.table = torch.full((5,), 2.0)
@@ -38,11 +43,12 @@ class Stateful(nn.Module):
 
 def test_attributes_and_buffers_are_put_back() -> None:
     model, state = Stateful(), torch.get_rng_state()
-    table, loose = model.table, model.loose
+    table, loose, lengths, memo = model.table, model.loose, model.lengths, model.memo
     with without_trace(model):
         model(3)
         assert model.table.shape == (5,)
-    assert (model.table is table, model.loose is loose) == (True, True)
+    assert [model.table is table, model.loose is loose, model.lengths is lengths, model.memo is memo] == [True] * 4
+    assert (lengths, memo, list(model._buffers), hasattr(model, "made")) == ([1], {"a": 1}, ["table"], False)
     assert (table.tolist(), loose.tolist(), model.length) == ([0.0, 0.0, 0.0], [0.0, 0.0], 4)
     assert torch.equal(torch.get_rng_state(), state)
 
