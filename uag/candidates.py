@@ -22,6 +22,7 @@ from transformers.generation import candidate_generator
 from uag.decoding import Call, Ranks, examine
 from uag.drafting import Ask, Drafter, Pairing, adapter_of
 from uag.errors import OptionError
+from uag.gguf import GgufDraft
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.kernels import switched
@@ -177,7 +178,7 @@ class CandidateGeneratorMixin:
         prepared = generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
         if assistant_model is None:
             return super()._get_candidate_generator(*prepared)  # type: ignore[misc]
-        if isinstance(assistant_model, str | type):
+        if not isinstance(assistant_model, torch.nn.Module | GgufDraft):
             raise OptionError(
                 f"assistant_model={assistant_model!r:.80} must be a model, such as from_pretrained() returns."
             )

@@ -76,6 +76,8 @@ def _route_installed(generate: Callable[..., Any], model: Any, /, *args: Any, **
     draft = wrapped.unwrapped(options.get("assistant_model"))
     is_assisted = draft is not None or options.get("prediction") is not None
     reason = generate_hook.reason_against(model, options) if is_assisted else ""
+    if isinstance(draft, Assistant):
+        raise OptionError("assistant_model is a uag.Assistant. Pass it as custom_generate, or a draft in its place.")
     if not is_assisted or not _can_draft(draft) or reason:
         if isinstance(draft, GgufDraft) or is_gguf_name(draft):
             raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")

@@ -173,20 +173,25 @@ def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=_must_be_local(folder), **options)
 
 
+_OTHER = """Pass the name of a hub model, or a folder with a config.json and a tokenizer; a draft may also be a GGUF \
+file."""
+_AGAIN = "Its files may be incomplete, or of a later transformers: download them again, or update transformers."
+EMPTY = "The prompt is empty, and the target's tokenizer adds no token to it. Pass a text."
+
+
 @contextmanager
 def _explained(what: str, tokenizer: str = "") -> Iterator[None]:
     """Convert transformers' exceptions into an error that says what cannot be loaded; `tokenizer` is its folder."""
-    try:
-        yield
-    except UagError:
-        raise
-    except (OSError, ValueError) as error:
-        forks.let_pass(error)
-        why = _missing_tokenizer(tokenizer) or " ".join(str(error).split())
-        raise LoadingError(
-            f"The {what} cannot be loaded: {why} Pass the name of a hub model, or a folder with a config.json and a "
-            "tokenizer; a draft may also be a GGUF file."
-        ) from error
+    with forks.ending(lambda: None):  # a handler of a signal may replace itself
+        try:
+            yield
+        except (UagError, ImportError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            forks.let_pass(error)
+            why = _missing_tokenizer(tokenizer) or " ".join(str(error).split())
+            is_missing = isinstance(error, OSError | ValueError) and not isinstance(error, json.JSONDecodeError)
+            raise LoadingError(f"The {what} cannot be loaded: {why} {_OTHER if is_missing else _AGAIN}") from error
 
 
 def _missing_tokenizer(name: str) -> str:
@@ -230,7 +235,9 @@ def pad_left(rows: Sequence[Sequence[int]], padding_id: int, device: torch.devic
 def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> list[int]:
     """Tokenize one prompt; a conversation, and with `is_chat` any text, goes through the chat template."""
     if isinstance(prompt, str) and not is_chat:
-        return list(tokenizer(_valid(prompt))["input_ids"])
+        if not (ids := list(tokenizer(_valid(prompt))["input_ids"])):
+            raise OptionError(EMPTY)
+        return ids
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from uag import cli
+from uag.cli import common
 from uag.loading import demo_folder
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
@@ -36,6 +37,7 @@ def plain_text(model: Any, tokenizer: Any, prompt: str, /, **options: Any) -> st
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    common.error_console.quiet = False  # an earlier call in this process may have had --json
     with pytest.raises(SystemExit) as caught:
         cli.main(list(arguments))
     return int(caught.value.code or 0), *capsys.readouterr()

@@ -33,7 +33,7 @@ BELOW = {
     "generate_hook": "errors hf forks",
     "assistant": "decoding generate_hook drafting errors hf loading lookahead kernels options stats forks",
     "testing": "assistant drafting errors loading proposal stats",
-    "candidates": "decoding drafting errors hf lookahead options kernels projection proposal sampling stats",
+    "candidates": "decoding drafting errors gguf hf lookahead options kernels projection proposal sampling stats",
     "installing": "assistant generate_hook errors gguf hf loading options forks",
     "structured": "errors forks hf",
     "serving": "errors hf installing loading stats structured",

@@ -1,14 +1,12 @@
 """transformers' OpenAI-compatible server, with a draft attached to its target."""
 
 import errno
-import inspect
 import json
 import logging
 import shlex
 import socket
 import sys
 import time
-import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -24,9 +22,9 @@ from uag.errors import OptionError, UagError
 from uag.hf import models, required_names
 from uag.hf.devices import accelerator
 from uag.installing import attach
-from uag.loading import check_dtype, load_tokenizer
+from uag.loading import EMPTY, check_dtype, load_tokenizer
 from uag.serving.requests import SERVED, complete, passed_on, problem, schema_of
-from uag.serving.streams import Served, UntilEnd, error_of, with_valid_errors
+from uag.serving.streams import Served, UntilEnd, as_openai, error_of
 from uag.stats import Totals
 from uag.structured import JsonSchemas
 
@@ -94,6 +92,7 @@ class Server:
         self.target = target
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.totals = Totals()
+        self._own = {"id": target, "object": "model", "created": int(time.time()), "owned_by": "uag"}
         # A port in use and a wrong name fail here, before gigabytes of weights are read.
         self._socket = _bound(host, port)
         tokenizer = load_tokenizer(target, role="target")
@@ -116,17 +115,16 @@ class Server:
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
         app = self._server.config.app
         app.router.routes[:] = [each for each in app.router.routes if getattr(each, "path", "") != _NOT_SERVED]
+        app.get("/v1/models/{name:path}")(self._listed)
         app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse()
         self._until_end = UntilEnd()
         self._schemas: JsonSchemas | None = None
-        self._streamers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def _assist(self, manager: Any, draft: str, options: dict[str, Any]) -> Any:
         """Return the target and its processor, assisted, also when transformers' server loads them anew."""
         canonical, load = manager.process_model_name, manager.load_model_and_processor
         assisted: list[Any] = []
-        listed = [{"id": self.target, "object": "model", "created": int(time.time()), "owned_by": "uag"}]
 
         def load_assisted(name: str, *args: Any, **kwargs: Any) -> Any:
             model, processor = load(canonical(name), *args, **kwargs)
@@ -137,14 +135,18 @@ class Server:
             return model, processor
 
         def own_name(name: str) -> str:  # transformers appends a revision, which answers would contain
-            if name != self.target:
-                raise OptionError(f"This server has the model {self.target!r} only.")
+            self._listed(name)
             return name
 
         manager.load_model_and_processor = load_assisted
         manager.process_model_name = own_name
-        manager.get_gen_models = lambda: listed  # transformers lists the hub's cache, and fails without one
+        manager.get_gen_models = lambda: [self._own]  # transformers lists the hub's cache, and fails without one
         return load_assisted(self.target)
+
+    def _listed(self, name: str) -> dict[str, Any]:
+        if name != self.target:
+            raise OptionError(f"This server has the model {self.target!r} only.")
+        return self._own
 
     def _manager(self, *args: Any, **kwargs: Any) -> Any:
         """Return transformers' manager of a model's calls, which passes requests on to `_generate`."""
@@ -156,9 +158,9 @@ class Server:
     def _generate(
         self, generate: Callable[..., Any], model: Any, processor: Any, inputs: Any, config: Any, **kwargs: Any
     ) -> Any:
-        """Refuse a long prompt, before the answer begins, since the status of a stream cannot change later."""
-        if inputs["input_ids"].shape[1] > self._most_tokens:
-            raise OptionError(self._too_long)
+        """Refuse an empty or long prompt, before the answer begins: the status of a stream cannot change later."""
+        if not 0 < inputs["input_ids"].shape[1] <= self._most_tokens:
+            raise OptionError(self._too_long if inputs["input_ids"].shape[1] else EMPTY)
         body, path = _asked.get()
         complete(config, body)
         if (schema := schema_of(body, path)) is not None:
@@ -167,21 +169,14 @@ class Server:
             except ImportError as error:
                 raise OptionError(str(error)) from error
             inputs = {**inputs, "logits_processor": [self._schemas.processor(schema)]}
-        if inspect.iscoroutinefunction(generate):  # no stream
-            inputs = {**inputs, "streamer": self._until_end}
-        answer = generate(Served(model, body.get("seed")), processor, inputs, config, **kwargs)
-        if isinstance(answer, tuple):  # the queue and the streamer of a stream
-            self._streamers.add(answer[1])
-        return answer
+        return generate(Served(model, body.get("seed"), self._until_end), processor, inputs, config, **kwargs)
 
     def run(self) -> None:
-        """Serve until Ctrl-C, which ends requests at their next token: streams there, others with an error."""
+        """Serve until Ctrl-C, which ends requests at their next token, with an error."""
         handle_exit = self._server.handle_exit
 
         def end(signal: int, frame: Any) -> None:
             self._until_end.has_ended = True
-            for streamer in list(self._streamers):
-                streamer.cancel()
             handle_exit(signal, frame)
 
         self._server.handle_exit = end
@@ -206,7 +201,7 @@ class Server:
                 if not reason:
                     response = await run(request)
                     if response.headers.get("content-type", "").startswith("text/event-stream"):
-                        response.body_iterator = with_valid_errors(response.body_iterator)
+                        response.body_iterator = as_openai(response.body_iterator, request.url.path)
                     return response
             except ClientDisconnect:
                 reason = "The client has hung up."

@@ -12,49 +12,45 @@ _STREAMED_ERROR = re.compile(rb'(\A|\n\n)data: \{"error": "(.*)"\}\n\n\Z', re.DO
 
 
 class Served:
-    """A target whose calls of `generate` start from a seed, on the thread that draws.
+    """A target whose calls of `generate` start from a seed, on the thread that draws, and end with the server.
 
     A stream ends after the call: after an error, transformers' server reports it only if the stream has no end.
     """
 
-    def __init__(self, model: Any, seed: int | None) -> None:
-        self._model, self._seed = model, seed
+    def __init__(self, model: Any, seed: int | None, until_end: "UntilEnd") -> None:
+        self._model, self._seed, self._until_end = model, seed, until_end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def generate(self, *, streamer: Any, **kwargs: Any) -> Any:
+    def generate(self, *, streamer: Any = None, **kwargs: Any) -> Any:
         """Return the sequences of a call."""
         if self._seed is not None:
             torch.manual_seed(self._seed)
-        output = self._model.generate(streamer=_Endless(streamer), **kwargs)
-        streamer.end()
+        output = self._model.generate(streamer=_Endless(streamer, self._until_end), **kwargs)
+        if streamer is not None:
+            streamer.end()
         return output
 
 
-class _Endless(BaseStreamer):
-    def __init__(self, streamer: Any) -> None:
-        self._streamer = streamer
-
-    def put(self, value: Any) -> None:
-        self._streamer.put(value)
-
-    def end(self) -> None:
-        pass
-
-
-class UntilEnd(BaseStreamer):
-    """Aborts calls of `generate` at their next token once the server has ended."""
+class UntilEnd:
+    """Whether the server has ended, which aborts its calls of `generate` at their next token."""
 
     has_ended = False
 
-    def put(self, value: Any) -> None:  # noqa: ARG002
-        """Raise a ConnectionAbortedError if the server has ended."""
-        if self.has_ended:
+
+class _Endless(BaseStreamer):
+    def __init__(self, streamer: Any, until_end: UntilEnd) -> None:
+        self._streamer, self._until_end = streamer, until_end
+
+    def put(self, value: Any) -> None:
+        if self._until_end.has_ended:
             raise ConnectionAbortedError("the server is shutting down")
+        if self._streamer is not None:
+            self._streamer.put(value)
 
     def end(self) -> None:
-        """Do nothing: the answer is not streamed."""
+        pass
 
 
 def error_of(reason: str, status: int) -> dict[str, Any]:
@@ -63,10 +59,13 @@ def error_of(reason: str, status: int) -> dict[str, Any]:
     return {"error": {"message": reason, "type": kind, "param": None, "code": None}}
 
 
-async def with_valid_errors(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pass on a stream with an error at its end in the form of OpenAI's API; transformers does not escape its text."""
+async def as_openai(chunks: AsyncIterator[bytes], path: str) -> AsyncIterator[bytes]:
+    """Pass on a stream with the end, or the error, of OpenAI's API; transformers does not escape an error's text."""
+    found = None
     async for chunk in chunks:
         if found := _STREAMED_ERROR.search(chunk):
             event = json.dumps(error_of(found[2].decode(errors="replace"), 500)).encode()
             chunk = chunk[: found.start()] + found[1] + b"data: " + event + b"\n\n"
         yield chunk
+    if not found and path != "/v1/responses":
+        yield b"data: [DONE]\n\n"

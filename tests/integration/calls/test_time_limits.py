@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded, pair
@@ -31,7 +33,8 @@ class Rings(nn.Module):
 
     def __init__(self, inner: nn.Module, ring: Callable[[], None]) -> None:
         super().__init__()
-        self.inner, self.ring, self.counts = inner, ring, [0, 0]  # passes until the signal, and so far
+        self.inner, self.ring = inner, ring
+        self.counts = np.zeros(2, dtype=int)  # passes until the signal, and so far; a trial would restore a list
 
     def forward(self, x: torch.Tensor) -> Any:
         self.counts[1] += 1
@@ -91,7 +94,7 @@ def test_in_any_pass(ring: Callable[[], None], who: str, is_later: bool) -> None
                 pass
         assert call() == expected
         assert not calls[0].stats.fallbacks
-        return layer.counts[1]
+        return int(layer.counts[1])
 
     num_passes = run(0)
     assert num_passes > 3
@@ -180,3 +183,15 @@ def test_where_errors_are_explained(work: Any, error: type[Exception], monkeypat
         with pytest.raises(error) as caught:
             work(lambda *_, **__: ring(), patch)
         assert type(caught.value) is error
+
+
+def test_a_handler_that_replaces_itself_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise TimeoutError
+
+    with ringing(handler=handle) as ring:
+        monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: ring())
+        with pytest.raises(TimeoutError) as caught:
+            loading.load_model(loading.demo_folder("draft"))
+    assert type(caught.value) is TimeoutError

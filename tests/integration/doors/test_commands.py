@@ -55,7 +55,7 @@ def test_generate_samples_from_its_seed(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-p", ""], "uag: The prompt is empty: "),
+        (["-p", ""], "uag: The prompt is empty, and the target"),
         (
             ["-p", "x", "--chat"],
             "uag: The target's tokenizer has no chat template. Pass a text (uag generate -p TEXT) without",

@@ -3,6 +3,8 @@
 import copy
 import gc
 import inspect
+import json
+import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +18,7 @@ from transformers import GenerationConfig, GenerationMixin
 import uag
 from tests.support.calls import GREEDY, assistant_of, batch, draft_options, pair
 from tests.support.models import tiny_draft, tiny_target
-from uag import installing
+from uag import installing, loading
 from uag.errors import LoadingError, OptionError
 from uag.loading import load_draft, load_tokenizer, open_draft
 
@@ -173,6 +175,33 @@ def test_a_name_that_holds_no_draft(installed: None, name: str, monkeypatch: pyt
         target.generate(**batch(tokenizer), **GREEDY, assistant_model=name, tokenizer=tokenizer)
     with pytest.raises(LoadingError, match=rf"The draft '{name}' cannot be loaded"):
         uag.Assistant(name, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1"),
+        ("model.safetensors", b""),
+        ("config.json", None),  # with other sizes
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b"version https://git-lfs.github.com/spec/v1"),
+    ],
+)
+def test_files_that_are_incomplete(file: str, content: bytes | None, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(loading.demo_folder("draft"), tmp_path / "draft"))
+    if content is None:
+        config = json.loads((folder / file).read_text())
+        content = json.dumps(config | {"intermediate_size": 2 * config["intermediate_size"]}).encode()
+    (folder / file).write_bytes(content)
+    load = load_tokenizer if file == "tokenizer.json" else loading.load_model
+    with pytest.raises(LoadingError, match=r"cannot be loaded: .* Its files may be incomplete, or of a later transf"):
+        load(str(folder))
+
+
+def test_an_assistant_is_no_draft(installed: None) -> None:
+    target, tokenizer = pair("gpt2")[:2]
+    with pytest.raises(OptionError, match=r"assistant_model is a uag\.Assistant\. Pass it as custom_generate"):
+        target.generate(**batch(tokenizer), **GREEDY, assistant_model=uag.Assistant(None), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     target = chat_target(folder / "target", max_position_embeddings=POSITIONS, num_hidden_layers=6)
     running = Running(target, folder / "log")
     yield running
-    # Requests that run end with the server: a stream at its next token, the one that waits for it with an error.
+    # Requests end with the server at their next token, and say so: a stream, and the one that waits for it.
     answer = running.complete(stream=True, max_tokens=100_000)
     next(answer)
     with ThreadPoolExecutor(1) as pool:
@@ -110,7 +110,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         time.sleep(1.0)  # until the server has it
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
-        assert sum(1 for _ in answer) < 100_000
+        with pytest.raises(openai.APIError, match="the server is shutting down"):
+            assert sum(1 for _ in answer) < 100_000
         with pytest.raises(openai.InternalServerError, match="the server is shutting down"):
             waiting.result()
     log = running.log.read_text()
@@ -305,6 +306,7 @@ def test_an_error_after_a_stream_has_begun_is_no_end(server: Running, path: str)
     body = {"completions": {"prompt": CODE}, "chat/completions": {"messages": CHAT}, "responses": {"input": CODE}}
     _, answer = server.post(path, body[path] | {"stream": True, "generation_config": config})
     assert "vocabulary size" in answer.decode()
+    assert "[DONE]" not in answer.decode()
     assert not re.search('"finish_reason": ?"stop"|response.completed', answer.decode())
 
 
@@ -316,6 +318,15 @@ def test_a_path_or_another_model_that_is_not_served(server: Running) -> None:
         urllib.request.urlopen(load, timeout=60)
     reason = json.load(caught.value)["error"]["message"]
     assert (caught.value.code, reason) == (400, f"This server has the model {server.name!r} only.")
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
+def test_a_streams_end_is_openais(server: Running, path: str) -> None:
+    body: dict[str, dict[str, Any]]
+    body = {"completions": {"prompt": CODE}, "chat/completions": {"messages": CHAT}, "responses": {"input": CODE}}
+    length = "max_output_tokens" if path == "responses" else "max_tokens"
+    _, answer = server.post(path, {**body[path], "stream": True, length: 3})
+    assert (answer.decode().endswith("}\n\ndata: [DONE]\n\n")) == (path != "responses")
 
 
 def test_a_prompt_in_a_list(server: Running) -> None:
@@ -379,6 +390,9 @@ def test_a_target_that_does_not_exist() -> None:
 def test_models_without_a_hub_cache_are_the_target(server: Running) -> None:
     """The server runs with an empty HF_HOME."""
     assert [model.id for model in server.client.models.list()] == [server.name]
+    assert server.client.models.retrieve(server.name).id == server.name
+    with pytest.raises(openai.BadRequestError, match=r"This server has the model .* only"):
+        server.client.models.retrieve("gpt-4o")
     assert server.complete(max_tokens=1).model == server.name
 
 
@@ -402,7 +416,8 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"generation_config": '{"max_new_tokens": "x"}'}, "The request cannot be served: .*'str'"),
     ({"generation_config": '{"return_dict_in_generate": true}'}, "The request cannot be served"),
     ({"generation_config": '{"assistant_early_exit": 1}'}, "must not have assistant_early_exit"),
-    ({"prompt": ""}, "The prompt is empty"),
+    ({"prompt": ""}, "The prompt is empty, and the target"),
+    ({"prompt": "", "stream": True}, "The prompt is empty, and the target"),
     ({"prompt": ["a", "b"]}, "prompt=.* must be a text, or a list of one text"),
     ({"model": "gpt-4o"}, "Server is pinned to"),
     ({"prompt": None}, "The prompt is empty"),

@@ -35,7 +35,8 @@ def test_values_and_layout(
         found, expected = own(x), function(x)
     assert found is not None
     assert (found.dtype, found.shape, found.is_contiguous()) == (dtype, expected.shape, expected.is_contiguous())
-    torch.testing.assert_close(found, expected)
+    tolerance = 1e-5 if dtype is torch.float32 else 0.02
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dim", [None, (0, 1), [1]])
