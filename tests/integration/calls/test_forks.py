@@ -1,5 +1,6 @@
 """A child forked while another thread is in a call writes what plain decoding does, and inherits none of the call."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -39,7 +40,7 @@ class WaitsInside(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner, self.state, self.table = inner, 0, nn.Buffer(torch.zeros(2))
-        self.waits: list[Callable[[], None]] = []
+        self.waits: deque[Callable[[], None]] = deque()  # a trial would put back what a list held
 
     def forward(self, x: torch.Tensor) -> Any:
         self.state = x.shape[1]
