@@ -268,8 +268,8 @@ def _fingerprint(model: Any) -> dict[str, Any]:
             else:
                 is_plain = isinstance(value, (int, float, str, type(None)))
                 found[f"{path}.{name}"] = value if is_plain else _Itself(value)
-    versions = {name: 0 if value.is_inference() else value._version for name, value in model.named_parameters()}
-    return found | {f"{name} version": version for name, version in versions.items()}
+    weights = {name: value for name, value in model.named_parameters() if not value.is_meta}
+    return found | {f"{name} sum": value.double().sum().item() for name, value in weights.items()}
 
 
 def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:

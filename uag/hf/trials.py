@@ -82,12 +82,32 @@ class DrawsError(RuntimeError):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises before this thread draws from any of PyTorch's generators, which other threads may share."""
+    """Raises before this thread draws from any of PyTorch's generators, which other threads may share.
+
+    It also keeps copies of parameters that are about to change in place: RWKV rescales its weights in its first pass.
+    """
 
     supports_higher_order_operators = True  # flex attention
     is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
 
+    def __init__(self, model: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        parameters = [each for each in model.parameters() if each.layout is torch.strided]
+        self._parameters = {each.untyped_storage()._cdata: each.detach() for each in parameters}
+        self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters and what they were
+
+    def _keep(self, func: Any, args: Any) -> None:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                storage = value.untyped_storage()._cdata
+                if storage in self._parameters and storage not in self.changed:
+                    parameter = self._parameters[storage]
+                    self.changed[storage] = parameter, parameter.clone()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(getattr(func, "_schema", None), "is_mutable", False):
+            self._keep(func, args)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
             values = defaults | dict(zip(defaults, args, strict=False)) | (kwargs or {})
@@ -119,7 +139,7 @@ def _put_back(value: Any, copied: Any) -> None:
 
 @contextmanager
 def without_trace(model: Any) -> Iterator[None]:
-    """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn.
+    """Restore a model's weights, buffers and attributes at the end; raise `DrawsError` before random numbers are drawn.
 
     Attributes that are made meanwhile go, and lists and dictionaries get back what they held. Another thread may place
     or remove functions, or change the mode meanwhile: these stay. What else it stores in the model's attributes
@@ -142,9 +162,13 @@ def without_trace(model: Any) -> Iterator[None]:
             if (key, name) not in before and not callable(value):
                 owners[key].pop(name, None)
 
+    watch = _Watch(model)
+
     def restore() -> None:
         forget()
         with torch.inference_mode():  # some tensors may have been created in it
+            for parameter, copied in watch.changed.values():
+                parameter.copy_(copied)
             for (key, name), (value, copied) in list(saved.items()):
                 owners[key][name] = value
                 _put_back(value, copied)
@@ -155,5 +179,5 @@ def without_trace(model: Any) -> Iterator[None]:
             owners[key][name] = value if copied is None else copied  # PyTorch's threads may not run in a child
 
     in_full = torch.autocast(device_of(model).type, enabled=False)
-    with forks.ending(restore, restore_in_child), _Watch(), in_full:  # type: ignore[no-untyped-call]
+    with forks.ending(restore, restore_in_child), watch, in_full:
         yield

@@ -28,9 +28,12 @@ class Stateful(nn.Module):
         self.loose = torch.zeros(2)
         self.length: torch.Tensor | int = 4
         self.lengths, self.memo = [1], {"a": 1}
+        self.weight = nn.Parameter(torch.ones(2, 3), requires_grad=False)
 
     def forward(self, size: int) -> torch.Tensor:
         self.made = size
+        self.weight.div_(2)
+        self.weight[0].add_(1)
         self.lengths.append(size)
         self.memo["b"] = self.memo.pop("a") + size
         self._buffers["made too"] = torch.zeros(size)
@@ -49,6 +52,7 @@ def test_attributes_and_buffers_are_put_back() -> None:
         assert model.table.shape == (5,)
     assert [model.table is table, model.loose is loose, model.lengths is lengths, model.memo is memo] == [True] * 4
     assert (lengths, memo, list(model._buffers), hasattr(model, "made")) == ([1], {"a": 1}, ["table"], False)
+    assert model.weight.tolist() == [[1.0] * 3] * 2
     assert (table.tolist(), loose.tolist(), model.length) == ([0.0, 0.0, 0.0], [0.0, 0.0], 4)
     assert torch.equal(torch.get_rng_state(), state)
 
