@@ -1,5 +1,6 @@
 """Greedy ids equal plain `generate`, id for id, for every architecture of the target."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -267,3 +268,15 @@ NOT_TEXT = r"cannot process text alone .*Use a draft that reads"
 def test_a_draft_that_cannot_draft_is_refused(class_name: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         uag.Assistant(tiny_of_class(class_name))
+
+
+@pytest.mark.parametrize("is_assisted", [False, True])
+def test_weights_that_the_first_pass_rescales_are_rescaled_once(is_assisted: bool) -> None:
+    """RWKV divides the weights of its later layers by powers of 2, which the trial did before the call."""
+    target = tiny_model("rwkv", 600, num_hidden_layers=4, rescale_every=1)
+    given: dict[str, Any] = left_padded([[5, 9, 14]]) | GREEDY
+    expected = copy.deepcopy(target).generate(**given)
+    drafter = OracleDrafter(expected[:, 3:].tolist(), 600, 0) if is_assisted else None
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    for _ in range(2):
+        assert torch.equal(assistant.generate(target, **given), expected)
