@@ -194,6 +194,7 @@ def test_a_recurrence_that_computes_blocks_otherwise_is_found(name: str, monkeyp
         (lambda x: x[0].index_put((torch.tensor([0, 2, 1]),), x[0]), torch.float32, True),
         (lambda x: TwoTensor(x, x).abs(), torch.bfloat16, False),  # type: ignore[no-untyped-call]
         (lambda x: functional.silu(torch.nested.nested_tensor(list(x))), torch.bfloat16, False),
+        (lambda x: torch.nested.nested_tensor(list(x)).softmax(-1), torch.float32, False),
         (lambda x: torch.add(x, x), torch.bfloat16, True),
         (lambda x: x.pow(2) * 0.3 - x / 7, torch.float16, True),
         (lambda x: x.cos() + x.exp() + x.sqrt() + x.abs().masked_fill(x > 0, -1e4), torch.float32, True),

@@ -66,6 +66,10 @@ def test_functions_that_another_thread_places_or_removes_during_a_trial_stay() -
     with without_trace(model):
         vars(placed)["forward"] = print
         del vars(removed)["forward"]
+        hook = placed.register_forward_hook(print)
+        placed.weight = nn.Parameter(torch.zeros(1))  # as where weights are moved for a pass
+    assert placed._forward_hooks == {hook.id: print}
+    assert placed.weight.tolist() == [0.0]
     assert vars(placed)["forward"] is print
     assert "forward" not in vars(removed)
 
