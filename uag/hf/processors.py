@@ -6,14 +6,15 @@ from typing import Any
 from transformers.generation import logits_process as known
 
 POSITION_FREE = (
-    known.TemperatureLogitsWarper, known.TopKLogitsWarper, known.TopPLogitsWarper, known.TopHLogitsWarper,
+    known.TemperatureLogitsWarper, known.TopKLogitsWarper, known.TopPLogitsWarper,
     known.MinPLogitsWarper, known.TypicalLogitsWarper, known.EpsilonLogitsWarper, known.EtaLogitsWarper,
     known.InfNanRemoveLogitsProcessor, known.LogitNormalization, known.SuppressTokensLogitsProcessor,
 )  # fmt: skip
 
+# Top-H raises an error for the NaN that may follow a rejected candidate, so it must not see it.
 # The watermark seeds its own generator from the ids at every call.
 ROW_WISE = (
-    *POSITION_FREE, known.RepetitionPenaltyLogitsProcessor, known.NoRepeatNGramLogitsProcessor,
+    *POSITION_FREE, known.TopHLogitsWarper, known.RepetitionPenaltyLogitsProcessor, known.NoRepeatNGramLogitsProcessor,
     known.MinLengthLogitsProcessor, known.MinNewTokensLengthLogitsProcessor, known.SequenceBiasLogitsProcessor,
     known.NoBadWordsLogitsProcessor, known.ForcedBOSTokenLogitsProcessor, known.ForcedEOSTokenLogitsProcessor,
     known.ExponentialDecayLengthPenalty, known.SuppressTokensAtBeginLogitsProcessor, known.WatermarkLogitsProcessor,

@@ -69,3 +69,9 @@ def test_overflows_change_nothing(name: str, value: float, num_rows: int, kind: 
         kind = "dynamic"
     options = (SAMPLED if is_sampled else GREEDY) | {"max_new_tokens": 14} | CALLS[kind]
     check(overflowing(name, value), num_rows, options)
+
+
+def test_top_h_sees_no_nan_after_a_rejected_candidate() -> None:
+    """It raises an error for them."""
+    options = SAMPLED | {"max_new_tokens": 14, "top_h": 0.4, "top_k": 0}
+    check(overflowing("llama", float("inf")), 1, options)
