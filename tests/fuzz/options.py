@@ -152,6 +152,8 @@ def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
     kwargs: dict[str, Any] = {**prompts(case, model, tokenizer)}
     size = vocabulary_size(model)
     options = {"num_beams": 1} | case.options  # the configurations of some classes ask for beams
+    if case.change == "offloaded":  # an error leaves weights in memory, and a static cache is where they are
+        options.pop("cache_implementation", None)
     decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in options.items()}
     for step, name in ((19, "ends"), (4, "ends often")):
         if name in case.extras:  # at different steps of the rows
