@@ -93,14 +93,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         parameters = [each for each in model.parameters() if each.layout is torch.strided]
-        self._parameters = {each.untyped_storage().data_ptr(): each.detach() for each in parameters}
+        self._parameters = {each.untyped_storage()._cdata: each.detach() for each in parameters}
         self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters and what they were
 
     def _keep(self, func: Any, args: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                storage = value.untyped_storage().data_ptr()
+                storage = value.untyped_storage()._cdata  # of any kind of tensor, also without memory
                 if storage in self._parameters and storage not in self.changed:
                     parameter = self._parameters[storage]
                     self.changed[storage] = parameter, parameter.clone()
