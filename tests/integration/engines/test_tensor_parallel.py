@@ -44,6 +44,7 @@ def spec(name: str) -> dict[str, Any]:
 
 @cache
 def ranks(name: str, folder: Path) -> list[dict[str, Any]]:
+    (folder / name).unlink(missing_ok=True)  # through which the ranks of a run that failed have met
     context = multiprocessing.get_context("fork")
     arguments = spec(name) | {"name": name}, folder
     processes = [context.Process(target=run_rank, args=(rank, *arguments)) for rank in range(2)]
