@@ -13,7 +13,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -66,6 +66,11 @@ def ending(undo: Callable[[], None], in_child: Callable[[], None] | None = None)
                 interrupt = error
         if interrupt is not None:
             raise interrupt
+
+
+def noting() -> AbstractContextManager[None]:
+    """Let `let_pass` know the signals' handlers as they are now: one may replace itself before it raises an error."""
+    return ending(lambda: None)
 
 
 def let_pass(error: BaseException) -> None:

@@ -182,7 +182,7 @@ EMPTY = "The prompt is empty, and the target's tokenizer adds no token to it. Pa
 @contextmanager
 def _explained(what: str, tokenizer: str = "") -> Iterator[None]:
     """Convert transformers' exceptions into an error that says what cannot be loaded; `tokenizer` is its folder."""
-    with forks.ending(lambda: None):  # a handler of a signal may replace itself
+    with forks.noting():
         try:
             yield
         except (UagError, ImportError, MemoryError, torch.OutOfMemoryError):

@@ -85,6 +85,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises before this thread draws from any of PyTorch's generators, which other threads may share.
 
     It also keeps copies of parameters that are about to change in place: RWKV rescales its weights in its first pass.
+
+    Attributes:
+        changed: these parameters, each with its copy.
     """
 
     supports_higher_order_operators = True  # flex attention
@@ -92,25 +95,25 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        parameters = [each for each in model.parameters() if each.layout is torch.strided]
-        self._parameters = {each.untyped_storage()._cdata: each.detach() for each in parameters}
-        self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters and what they were
+        self.changed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._unchanged: dict[int, list[torch.Tensor]] = {}  # parameters, by their storages
+        for each in model.parameters():
+            if each.layout is torch.strided:
+                self._unchanged.setdefault(each.untyped_storage()._cdata, []).append(each.detach())
 
-    def _keep(self, func: Any, args: Any) -> None:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            is_written = argument.alias_info is not None and argument.alias_info.is_write
+    def _keep(self, arguments: Any, values: dict[str, Any]) -> None:
+        for argument in arguments:
+            is_written, value = argument.alias_info and argument.alias_info.is_write, values.get(argument.name)
             if is_written and isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 storage = value.untyped_storage()._cdata  # of any kind of tensor, also without memory
-                if storage in self._parameters and storage not in self.changed:
-                    parameter = self._parameters[storage]
-                    self.changed[storage] = parameter, parameter.clone()
+                self.changed.extend((each, each.clone()) for each in self._unchanged.pop(storage, ()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(getattr(func, "_schema", None), "is_mutable", False):
-            self._keep(func, args)
+        arguments = getattr(getattr(func, "_schema", None), "arguments", ())
+        values = {argument.name: argument.default_value for argument in arguments}
+        values |= dict(zip(values, args, strict=False)) | (kwargs or {})
+        self._keep(arguments, values)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
-            defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-            values = defaults | dict(zip(defaults, args, strict=False)) | (kwargs or {})
             # Attention and dropout draw nothing outside training mode, or with a probability of 0.
             switches = [values.get(name) for name in ("dropout_p", "p", "dropout", "train", "training")]
             if not any(isinstance(value, bool | int | float) and not value for value in switches):
@@ -167,7 +170,7 @@ def without_trace(model: Any) -> Iterator[None]:
     def restore() -> None:
         forget()
         with torch.inference_mode():  # some tensors may have been created in it
-            for parameter, copied in watch.changed.values():
+            for parameter, copied in watch.changed:
                 parameter.copy_(copied)
             for (key, name), (value, copied) in list(saved.items()):
                 owners[key][name] = value

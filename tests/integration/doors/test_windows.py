@@ -100,7 +100,7 @@ def test_calls_batches_the_memorys_file_every_door_and_every_command(tmp_path: P
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
     commands = json.dumps([command for command, _ in COMMANDS])
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + CALLS, str(tmp_path / "memory.npz"), commands],
+        [sys.executable, "-c", PRELUDE + CALLS, str(tmp_path / "memory.safetensors"), commands],
         capture_output=True, encoding="cp1252", env=environment, timeout=500, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -78,8 +78,8 @@ def test_a_saved_memory_serves_the_same_tokenizer_only(tmp_path: Path) -> None:
     target, tokenizer = tiny_target("llama")
     memory = uag.Memory()
     check(uag.Assistant(None, None, tokenizer, memory=memory), ROWS, **GREEDY)
-    memory.save(tmp_path / "memory.npz")
-    loaded = uag.Memory.load(tmp_path / "memory.npz")
+    memory.save(tmp_path / "memory.safetensors")
+    loaded = uag.Memory.load(tmp_path / "memory.safetensors")
     assert check(uag.Assistant(None, None, tokenizer, memory=loaded, num_candidate_tokens=8), ROWS, **GREEDY) > NEW
     other = uag.Assistant(None, None, small_tokenizer("byt5"), memory=loaded)
     with pytest.raises(PairError, match="ids of another tokenizer"):

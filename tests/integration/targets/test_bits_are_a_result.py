@@ -126,6 +126,9 @@ def test_sums_over_other_strides_are_found() -> None:
         (lambda x: x[:, :, None].expand(-1, -1, 3, -1).mean(2), False),
         (lambda x: x.unflatten(-1, (2, 4)).mean((-2, -1)), True),
         (lambda x: x.softmax(-1).norm(dim=2), True),
+        (lambda x: x.std(-1), True),
+        (lambda x: x.double().std(-1), False),
+        (lambda x: x.double().var(-1), False),
     ],
 )
 def test_sums_side_by_side_are_found(function: Callable[[torch.Tensor], torch.Tensor], is_even: bool) -> None:

@@ -28,12 +28,14 @@ class Stateful(nn.Module):
         self.loose = torch.zeros(2)
         self.length: torch.Tensor | int = 4
         self.lengths, self.memo = [1], {"a": 1}
-        self.weight = nn.Parameter(torch.ones(2, 3), requires_grad=False)
+        whole = torch.ones(3, 3)
+        self.weight, self.scale = (nn.Parameter(part, requires_grad=False) for part in (whole[:2], whole[2:]))
 
     def forward(self, size: int) -> torch.Tensor:
         self.made = size
         self.weight.div_(2)
         self.weight[0].add_(1)
+        torch.add(self.scale, 1, out=self.scale.data)
         self.lengths.append(size)
         self.memo["b"] = self.memo.pop("a") + size
         self._buffers["made too"] = torch.zeros(size)
@@ -52,7 +54,7 @@ def test_attributes_and_buffers_are_put_back() -> None:
         assert model.table.shape == (5,)
     assert [model.table is table, model.loose is loose, model.lengths is lengths, model.memo is memo] == [True] * 4
     assert (lengths, memo, list(model._buffers), hasattr(model, "made")) == ([1], {"a": 1}, ["table"], False)
-    assert model.weight.tolist() == [[1.0] * 3] * 2
+    assert (model.weight.tolist(), model.scale.tolist()) == ([[1.0] * 3] * 2, [[1.0] * 3])
     assert (table.tolist(), loose.tolist(), model.length) == ([0.0, 0.0, 0.0], [0.0, 0.0], 4)
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -2,14 +2,14 @@
 
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import Any, Self
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from uag import forks
 from uag.drafting.known.index import END, NUM_LAST, KnownIds
@@ -20,11 +20,8 @@ _MIN_TOKENS, _MAX_TOKENS = 64, np.iinfo(np.int32).max - NUM_LAST  # one text, an
 _NUM_SHARED = 16  # fewest ids that show that a prompt's beginning is stored, and that are stored again
 _MAX_COMPARED = 4  # stored texts with which a prompt is compared
 
-_UNREADABLE = (
-    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-"""Errors of NumPy and zipfile for files that are damaged or of another kind."""
+_UNREADABLE = (safetensors.SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
+"""Errors for files that are damaged or of another kind."""
 
 
 class Memory:
@@ -47,7 +44,7 @@ class Memory:
         memory = uag.Memory()
         assistant = uag.Assistant(None, None, tokenizer, memory=memory)
         assistant.generate(model, **inputs, max_new_tokens=200)
-        memory.save("memory.npz")
+        memory.save("memory.safetensors")
     """
 
     def __init__(self, max_tokens: int = 1_000_000) -> None:
@@ -112,12 +109,14 @@ class Memory:
             )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the memory to an npz file, which is always complete and which only its owner can read."""
+        """Write the memory to a safetensors file, which is always complete and which only its owner can read."""
+        state = self.__getstate__()
+        metadata = {name: str(state[name]) for name in ("max_tokens", "tokenizer")}
         folder, name = os.path.split(os.path.abspath(path))
         number, partial = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # a new file, never someone's link
         try:
             with open(number, "wb") as file:
-                np.savez(file, **self.__getstate__())
+                file.write(safetensors.numpy.save({"ids": state["ids"]}, metadata))
             os.replace(partial, path)
         except BaseException:
             with suppress(FileNotFoundError):  # it has its name already
@@ -133,8 +132,8 @@ class Memory:
         """
         memory = cls.__new__(cls)
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                memory.__setstate__(dict(arrays))
+            with safetensors.safe_open(path, "numpy") as file:
+                memory.__setstate__({**file.metadata(), "ids": file.get_tensor("ids")})
         except _UNREADABLE as error:
             raise LoadingError(
                 f"{os.fspath(path)!r} cannot be loaded as a memory: {error!r}. Pass a file that Memory.save wrote."
