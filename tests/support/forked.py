@@ -1,5 +1,6 @@
 """Functions run in forked children, in other threads, and with an interrupt or another signal."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -95,16 +96,21 @@ def interrupted(run: Callable[[], Any], step: int = 1, error: type[BaseException
             if count == number:
                 ring()
 
-    for number in range(2, 1 << 30, step):
-        count = 0
-        try:
-            with ringing(error) if issubclass(error, Exception) else nullcontext(interrupt) as ring:
-                sys.setprofile(profile)
-                run()
+    threshold = gc.get_threshold()
+    gc.set_threshold(0)  # Python ignores what is raised in the collector's callbacks, such as hypothesis's
+    try:
+        for number in range(2, 1 << 30, step):
+            count = 0
+            try:
+                with ringing(error) if issubclass(error, Exception) else nullcontext(interrupt) as ring:
+                    sys.setprofile(profile)
+                    run()
+                    sys.setprofile(None)
+            except error:
                 sys.setprofile(None)
-        except error:
-            sys.setprofile(None)
-        else:
-            assert number > 20 * step
-            return
-        yield number
+            else:
+                assert number > 20 * step
+                return
+            yield number
+    finally:
+        gc.set_threshold(*threshold)

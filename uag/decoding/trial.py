@@ -44,6 +44,10 @@ rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or
 _MOST_IN_ONE_CALL = 3e-5
 
 
+_MOST_COUNTED = 8  # larger integers may count passes or tokens, and the trial must not run again for each
+_NO_SWITCHES = {*vars(torch.nn.Module()), "forward"} - {"training"}  # attributes that every module has
+
+
 @dataclass(frozen=True)
 class Way:
     """A way to run passes; with `num_slots`, all have the call's fixed width, over a static cache of this size."""
@@ -113,18 +117,28 @@ def _key(model: Any) -> Any:
     kinds = *models.kinds_of(model), foreign_code.layers_of_others(model), foreign_code.functions(model)
     if not (is_training(model) or foreign_code.has_unknown_code(model)):
         return kinds
-    watched = bool | float | (int if is_training(model) else str)  # integers may count passes
     configs = vars(model.config), vars(model.config.get_text_config(decoder=True))
-    owners = *(owner for each in modules(model) for owner in attributes(each)), *configs
+    of_modules = (owner for each in modules(model) for owner in attributes(each))
+    owners = *of_modules, *foreign_code.switches_of_others(model), *configs
     # Another thread's call may put a forward on a layer; those of other code are among `kinds`.
-    values = [value for owner in owners for name, value in [*owner.items()] if name != "forward"]
-    return *kinds, tuple(v if isinstance(v, watched) else _described(v) for v in values)
+    values = [value for owner in owners for name, value in [*owner.items()] if name not in _NO_SWITCHES]
+    return *kinds, tuple(v if isinstance(v, bool | float | str) else _described(v) for v in values)
 
 
-def _described(value: Any) -> Any:
-    """Return what may be a switch in a value of an attribute: its presence and its names, but not a pass's numbers."""
-    is_names = isinstance(value, list) and all(isinstance(each, str) for each in value)  # such as of active adapters
-    return type(value), tuple(value) if is_names else isinstance(value, dict) and not value
+def _described(value: Any, is_inner: bool = False) -> Any:
+    """Return what may be a switch in a value: presence, names, flags, small integers, and whether it is 0."""
+    if isinstance(value, int):
+        return min(value, _MOST_COUNTED)
+    if isinstance(value, str | float):
+        return value if isinstance(value, str) else bool(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        names = (each for each in value if isinstance(each, str | bool))
+        return type(value), bool(value), (frozenset if isinstance(value, set | frozenset) else tuple)(names)
+    parts = value if isinstance(value, dict) else foreign_code.own_attributes(value)
+    if parts is None or is_inner:
+        return type(value)
+    of_names = {name: _described(each, is_inner=True) for name, each in [*parts.items()] if isinstance(name, str)}
+    return type(value), bool(parts), of_names
 
 
 def _try(call: Call, way: Way, is_ragged: bool) -> Trial:

@@ -21,6 +21,8 @@ from uag.hf.processors import unknown_processors
 from uag.kernels import OwnKernels
 from uag.sampling import multinomial_is_argmax
 
+_TRUST = "if it treats each token independently, pass trust_changes=True to uag.Assistant or uag.install"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -69,10 +71,7 @@ class Facts:
 def _plain_reasons(facts: Facts) -> Iterator[str]:
     call, model, limits = facts.call, facts.model, facts.limits
     if facts.change and not call.options.trust_changes:
-        yield (
-            f"other code changes or observes the target's passes ({facts.change}; if it treats each token "
-            "independently, pass trust_changes=True to uag.Assistant or uag.install)"
-        )
+        yield (f"other code changes or observes the target's passes ({facts.change}; {_TRUST})")
     yield "with synced_gpus all ranks must run the same passes" if call.is_synced else ""
     if models.is_pipelined(model):
         yield "pipeline-parallel ranks without the first layer cannot verify candidates"
@@ -80,6 +79,9 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield one_token and f"the target {one_token}"
     media = next((name for name in passes.IN_EVERY_PASS if facts.kwargs.get(name) is not None), "")
     yield media and f"the target takes {media!r} in every pass"
+    if not call.options.trust_changes and (code := foreign_code.of_others(model)):
+        own = passes.own_inputs(model, call.input_ids, facts.kwargs)
+        yield own and f"{code} takes {own} in every pass, which its trial lacks ({_TRUST})"
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)

@@ -10,7 +10,7 @@ import re
 import sys
 import weakref
 from collections.abc import Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -86,16 +86,38 @@ def functions(model: Any) -> tuple[FunctionType, ...]:
     return tuple(value for place in places for value in list(place.values()) if isinstance(value, FunctionType))
 
 
+def classes_of_others(model: Any) -> list[type]:
+    """Return the classes of a model's modules that come from outside PyTorch and transformers, and their bases."""
+    kinds = {kind for kind in map(type, modules(model)) if _root(kind.__module__) not in _BASE}
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
+    return [base for base in bases if _root(base.__module__) not in _BASE | _STANDARD]
+
+
+def switches_of_others(model: Any) -> Iterator[dict[str, Any]]:
+    """Yield the attributes of these classes, and the global variables that their functions read."""
+    for kind in classes_of_others(model):
+        yield dict(vars(kind))
+        for function in vars(kind).values():
+            if isinstance(function, FunctionType):
+                known = function.__globals__
+                yield {name: known[name] for name in function.__code__.co_names if name in known}
+
+
+def own_attributes(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of a plain object of other code, such as the parameters of a steering vector."""
+    is_other = not (is_of_tested_package(type(value)) or isinstance(value, ModuleType) or callable(value))
+    return vars(value) if is_other and hasattr(value, "__dict__") else None
+
+
 @per_call
 def has_unknown_code(model: Any) -> bool:
     """Return whether a model has code outside PyTorch and transformers, which may change what it computes."""
-    kinds = set(map(type, modules(model)))
-    return bool(layers_of_others(model)) or any(_root(kind.__module__) not in _BASE for kind in kinds)
+    return bool(layers_of_others(model) or classes_of_others(model))
 
 
 def has_compiled_functions(model: Any) -> bool:
     """Return whether code outside PyTorch and transformers has compiled functions, which its forwards may call."""
-    kinds = {kind for kind in map(type, modules(model)) if _root(kind.__module__) not in _BASE}
+    kinds = classes_of_others(model)
     places = [*map(vars, kinds), *(vars(sys.modules.get(kind.__module__, kind)) for kind in kinds)]
     # PyTorch leaves what it compiles under names that begin with underscores.
     values = [value for place in places for name, value in [*place.items()] if not name.startswith("__")]

@@ -9,6 +9,8 @@ from transformers import CompileConfig, GenerationMixin
 from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
 
+from uag.hf.cache.caches import CACHE_INPUTS
+
 T = TypeVar("T")
 
 
@@ -113,6 +115,12 @@ def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) 
 
 _PER_ROW = {"input_ids", "attention_mask", "position_ids"}
 
+_KNOWN = {
+    *_PER_ROW, "cache_position", "use_cache", "logits_to_keep", "return_dict", "token_type_ids", "mm_token_type_ids",
+    "inputs_embeds", "encoder_outputs", "decoder_input_ids", "decoder_attention_mask", "decoder_position_ids",
+    "output_attentions", "output_hidden_states", _ROUTER,
+}  # fmt: skip
+
 IN_EVERY_PASS = ("image_attention_mask", "image_pixel_values", "audio_input_features")
 """Arguments for images and audio that a model takes with every token, not only with the prompt (Idefics, Phi-4)."""
 
@@ -131,6 +139,18 @@ def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
     )
     others = {name for name, value in prepared.items() if isinstance(value, torch.Tensor)} - _PER_ROW
     return prepared.get("position_ids") is not None and not others
+
+
+def own_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> str:
+    """Name the inputs of the passes after the prompt that only this model knows, such as a steering vector."""
+    given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
+    unknown = given - _KNOWN - {*CACHE_INPUTS}
+    if not unknown:
+        return ""
+    prepared = model.prepare_inputs_for_generation(
+        input_ids, next_sequence_length=1, is_first_iteration=False, **model_kwargs
+    )
+    return ", ".join(sorted(repr(name) for name in unknown if prepared.get(name) is not None))
 
 
 def pad_id(config: Any) -> int | None:

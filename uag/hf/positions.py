@@ -12,7 +12,7 @@ from uag.hf.inspection import modules, per_call
 
 _DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")  # when their rotary factors change
 
-_LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
+_LENGTH = re.compile(r".*(position|length|window|chunk_size|block_size|context|ctx|seq_len|floor_scale).*")
 _NO_LENGTH = re.compile(
     r"(mask_.*|.*_pattern|num|min|max_length|chunk_size_feed|.*token_id|.*_type|.*_offset|.*_layers).*"
 )

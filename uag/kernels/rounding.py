@@ -20,13 +20,13 @@ from uag import forks
 from uag.kernels import operations
 
 _MOVES = {
-    "aten::_local_scalar_dense", "aten::_to_copy", "aten::_unsafe_view", "aten::alias", "aten::amax", "aten::amin",
+    "aten::_local_scalar_dense", "aten::_to_copy", "aten::_unsafe_view", "aten::alias",
     "aten::argmax", "aten::argmin", "aten::argsort", "aten::cat", "aten::constant_pad_nd", "aten::copy_",
     "aten::diff", "aten::embedding", "aten::empty_like", "aten::fill", "aten::fill_", "aten::flip", "aten::full_like",
     "aten::gather", "aten::index", "aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_",
     "aten::index_fill", "aten::index_fill_", "aten::index_select",
     "aten::item", "aten::lift_fresh", "aten::masked_fill_", "aten::masked_scatter", "aten::masked_scatter_",
-    "aten::masked_select", "aten::max", "aten::min", "aten::new_empty", "aten::new_empty_strided", "aten::new_full",
+    "aten::masked_select", "aten::new_empty", "aten::new_empty_strided", "aten::new_full",
     "aten::new_ones", "aten::new_zeros", "aten::nonzero", "aten::ones_like", "aten::repeat",
     "aten::repeat_interleave", "aten::roll", "aten::scatter", "aten::scatter_", "aten::select_scatter",
     "aten::slice_copy", "aten::slice_scatter", "aten::sort", "aten::split_with_sizes_copy", "aten::stack",
@@ -42,6 +42,8 @@ _SUMS = {
 }  # fmt: skip
 """Operations that compute every row in the same way, if the rows are of the same length, as many lie side by side, and
 their values are all or none adjacent."""
+
+_EXTREMES = {"aten::amax", "aten::amin", "aten::max", "aten::min"}  # moves, unless they compare all tokens
 
 _PUTS = {"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put"}  # moves, unless they add in any order
 
@@ -87,7 +89,8 @@ def _kind(operation: Any) -> str:
     if torch.Tag.pointwise in operation.tags:
         return "values"
     kinds = {
-        "move": _MOVES, "values": _VALUES, "sum": _SUMS, "norm": _NORMS, "bmm": {"aten::bmm"}, "put": _PUTS
+        "move": _MOVES, "values": _VALUES, "sum": _SUMS, "norm": _NORMS, "bmm": {"aten::bmm"}, "put": _PUTS,
+        "extreme": _EXTREMES,
     }  # fmt: skip
     return next((kind for kind, names in kinds.items() if name in names), "unknown")
 
@@ -104,6 +107,8 @@ def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if kind == "bmm" and shapes[0][-1] == 1:  # such as rotary positions: there is nothing to sum
         return None
     if kind == "put" and not (kwargs.get("accumulate") or args[3:4] == (True,)):
+        return None
+    if kind == "extreme" and args[1:2] not in ((), ([],), ((),)):  # not that of all tokens
         return None
     if kind == "norm":
         return tuple(args[1])

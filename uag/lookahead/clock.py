@@ -35,4 +35,8 @@ def now() -> float:
     counters = getattr(_thread, "counters", None)
     if counters is None:
         counters = _thread.counters = _Counters()
-    return time.perf_counter() - float(counters.waited_s())
+    waited_s: float = counters.waited_s()
+    while True:
+        time_s, before_s, waited_s = time.perf_counter(), waited_s, counters.waited_s()
+        if waited_s == before_s:  # or it waited between the two, which the time may lack
+            return time_s - waited_s

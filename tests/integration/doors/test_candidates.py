@@ -259,11 +259,11 @@ def test_overlapping_calls_have_drafters_of_their_own_and_a_forgotten_draft_is_f
     inputs, options = prompt(tokenizer), {"max_new_tokens": NEW, "do_sample": False}
     expected = target.generate(inputs, **options).tolist()
     options |= {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    barrier = threading.Barrier(2)
+    barrier, model = threading.Barrier(2), plugged("llama")
 
     def call(_: int) -> Any:
         barrier.wait()
-        return plugged("llama").generate(inputs, **options).tolist()
+        return model.generate(inputs, **options).tolist()
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(call, range(2))) == [expected] * 2

@@ -107,6 +107,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     next(answer)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(running.complete, max_tokens=100_000)
+        served = psutil.Process(running.process.pid)
+        while sum(each.status == psutil.CONN_ESTABLISHED for each in served.net_connections()) < 2:
+            time.sleep(0.1)
         time.sleep(1.0)  # until the server has it
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
@@ -128,7 +131,7 @@ def test_a_completion_is_plain_decodings(server: Running) -> None:
     assert answer.choices[0].finish_reason == "length"
     after = server.counted(before["num_calls"] + 2)
     assert after["num_output_tokens"] - before["num_output_tokens"] == 2 * NEW
-    assert after["num_fallbacks"] == 0
+    assert after["num_fallbacks"] == before["num_fallbacks"]
     assert f"uag: cross-tokenizer: {NEW} tokens in" in server.log.read_text()
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +129,9 @@ def test_sums_over_other_strides_are_found() -> None:
         (lambda x: x.std(-1), True),
         (lambda x: x.double().std(-1), False),
         (lambda x: x.double().var(-1), False),
+        (lambda x: x.amax(-1), True),
+        (lambda x: x.max(), False),  # of all tokens
+        (lambda x: x.abs().amax(), False),
     ],
 )
 def test_sums_side_by_side_are_found(function: Callable[[torch.Tensor], torch.Tensor], is_even: bool) -> None:
@@ -266,12 +269,62 @@ def test_a_tensor_that_is_set_after_the_trial_is_tried_again(kind: str) -> None:
     assert check_kept(target, "computes different logits for a block").num_candidate_tokens == 0
 
 
-def test_calls_that_overlap_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, tries, try_once = llama(Switched), [0], trial._try
+def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    tries, try_once = list[Any](), trial._try
+    monkeypatch.setattr(trial, "_try", lambda *args: [tries.append(args), try_once(*args)][1])  # type: ignore[func-returns-value]
+    return tries
 
-    def count(*args: Any) -> Any:
-        tries[0] += 1
-        return try_once(*args)
+
+SWITCHES: list[str] = []  # a variable that a class reads
+
+
+class Layer(torch.nn.Module):
+    """Adds a vector to the last token of a pass, if a switch of some kind is on."""
+
+    is_on, names = False, frozenset[str]()
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.block, self.mode, self.by_name, self.own = block, 0, {"on": False}, SimpleNamespace(scale=0.0)
+        self.vector = 2 * torch.randn(block.weight.shape, generator=torch.Generator().manual_seed(0))
+        self.num_passes = 1000
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.block(x)
+        self.num_passes += 1
+        if self.is_on or self.names or self.mode or self.by_name["on"] or self.own.scale or SWITCHES:
+            x = x.clone()
+            x[:, -1] += self.vector
+        return x
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        lambda layer, _: setattr(layer, "mode", 1),
+        lambda layer, _: layer.by_name.update(on=True),
+        lambda layer, _: setattr(layer.own, "scale", 1.0),
+        lambda layer, _: setattr(layer, "names", {"on"}),
+        lambda layer, patch: patch.setattr(Layer, "is_on", True),
+        lambda layer, patch: SWITCHES.append("on"),
+    ],
+)
+def test_a_switch_of_any_kind_is_tried_again(switch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = llama(dtype=torch.float32)
+    target.model.norm = layer = Layer(target.model.norm)
+    tries = counted_tries(monkeypatch)
+    assert run(target, 1.0)[1].num_accepted_tokens
+    run(target, 1.0)
+    assert len(tries) == 1  # although passes are counted
+    try:
+        switch(layer, monkeypatch)
+        assert check_kept(target, "computes different logits for a block").num_candidate_tokens == 0
+    finally:
+        SWITCHES.clear()
+
+
+def test_calls_that_overlap_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tries = llama(Switched), counted_tries(monkeypatch)
 
     def slow(wait: Callable[[], None]) -> None:
         def waiting(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -281,12 +334,47 @@ def test_calls_that_overlap_are_not_tried_again(monkeypatch: pytest.MonkeyPatch)
         given: dict[str, Any] = left_padded(PROMPTS[:1]) | WANTED
         uag.Assistant(None).generate(target, **given, logits_processor=[waiting])
 
-    monkeypatch.setattr(trial, "_try", count)
     run(target)
     for _ in range(2):
         with elsewhere(slow):
             run(target)
-    assert tries == [1]
+    assert len(tries) == 1
+
+
+class Keyword(LlamaForCausalLM):
+    """Adds an argument of `generate` to the logits."""
+
+    def forward(self, *args: Any, steer: Any = None, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if steer is not None:
+            output.logits = output.logits + steer
+        return output
+
+
+class Prompted(Keyword):
+    """Reads the argument in the prompt's pass only, as others read pictures."""
+
+    def prepare_inputs_for_generation(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        prepared = super().prepare_inputs_for_generation(input_ids, attention_mask=attention_mask, **kwargs)
+        return prepared if kwargs.get("is_first_iteration") else prepared | {"steer": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "is_plain"),
+    [(Keyword, {}, True), (Keyword, {"trust_changes": True}, False), (Prompted, {}, False)],
+)
+def test_arguments_that_the_trial_lacks_are_trusted_or_refused(
+    kind: type, options: dict[str, Any], is_plain: bool
+) -> None:
+    target = llama(kind, torch.float32)
+    vector = torch.randn(target.config.vocab_size, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = left_padded(PROMPTS[:1]) | WANTED | {"steer": vector}
+    expected = target.generate(**given).sequences
+    drafter = SharedDrafter(expected[:, -NEW:].tolist(), target.config.vocab_size, 1.0)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=7, **options)
+    assert torch.equal(assistant.generate(target, **given).sequences, expected)
+    assert (assistant.stats.num_accepted_tokens == 0) == is_plain
+    assert ("takes 'steer' in every pass" in "; ".join(assistant.stats.fallbacks)) == is_plain
 
 
 class Late(LlamaForCausalLM):

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -127,11 +126,14 @@ def test_a_timer_that_rings_during_a_trial_ends_the_call() -> None:
     def ring(*_: Any) -> None:
         raise TimeoutError
 
+    def run() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        time.sleep(60)
+
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(TimeoutError):
-            once(Stateful(), "a", partial(time.sleep, 60), print)
+            once(Stateful(), "a", run, print)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -183,12 +183,12 @@ def test_threads_share_a_model_and_only_those_inside_get_the_kernels(rows: list[
         with torch.no_grad(), OwnKernels(model).in_place(), kernels.running():
             model(x)
             inside.set()
-            leave.wait(10)
+            assert leave.wait(60)
             model(x)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     model(x)
     with kernels.in_place():
         model(x)
