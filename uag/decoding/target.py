@@ -9,7 +9,7 @@ import torch
 
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
-from uag.hf import blocks, models, passes
+from uag.hf import blocks, foreign_code, models, passes
 from uag.hf.cache import caches, static
 from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import synchronize
@@ -19,6 +19,8 @@ from uag.lookahead import clock
 from uag.stats import Stats
 
 _log = logging.getLogger("uag")
+
+TRUST = "if it treats each token independently, pass trust_changes=True to uag.Assistant or uag.install"
 
 _MAX_REREAD = 16  # accepted tokens that a verifying pass recomputes after a restored state; more get their own pass
 
@@ -179,6 +181,15 @@ class Target:
             ids, next_sequence_length=self.last_width, is_first_iteration=False, **kwargs
         )
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
+
+    def refuse_foreign_inputs(self, rows: Rows) -> None:
+        """Verify no candidates in this call if its passes have arguments that the target's trial lacks."""
+        if not foreign_code.of_others(self.model):
+            return
+        if names := passes.foreign_inputs(self.model, rows.buffer[:, : rows.length(0)], self.kwargs):
+            self.may_verify = False
+            why = f"the target takes {names} in every pass, which the trial of the target lacks ({TRUST})"
+            self.stats.fall_back(f"{why}, so this call falls back to plain decoding")
 
     def _catch_up(self, rows: Rows) -> float:
         """Run the accepted tokens that the states do not contain, and return the seconds of the pass."""

@@ -11,10 +11,10 @@ In training mode, a target whose passes draw random numbers is refused: plain de
 import copy
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,11 +25,14 @@ from uag.decoding.rows import Rows
 from uag.decoding.target import Limits, Target
 from uag.hf import blocks, devices, foreign_code, models, passes, weights
 from uag.hf.cache import caches, static
-from uag.hf.inspection import attributes, is_training, modules
+from uag.hf.inspection import is_training
+from uag.hf.switches import Switches
 from uag.hf.trials import DrawsError, once
 from uag.kernels import OwnKernels, Seen, watching
 from uag.proposal import Proposal
 from uag.stats import Stats
+
+T = TypeVar("T")
 
 _PROMPT_LENGTH, _NUM_PADS = 6, 2  # tokens of the trial's prompt, and how many of them the second row lacks
 _WIDTHS = (9, 4, 2, 1)  # tokens per row of the passes after the prompt
@@ -42,10 +45,6 @@ rounding was up to 3e-6 in float32 and 0.03 in bfloat16; real errors were 0.2 or
 # The same for a pass in one call beside PyTorch, in float32: at most 5e-6 with five real models; without Gemma 2's soft
 # cap, 5e-5. A pass that differs by more runs layer by layer, so a smaller bound costs little.
 _MOST_IN_ONE_CALL = 3e-5
-
-
-_MOST_COUNTED = 8  # larger integers may count passes or tokens, and the trial must not run again for each
-_NO_SWITCHES = {*vars(torch.nn.Module()), "forward"} - {"training"}  # attributes that every module has
 
 
 @dataclass(frozen=True)
@@ -92,53 +91,38 @@ def run(call: Call, way: Way, *, is_ragged: bool) -> Trial:
     is_trusted = not call.kernels and bool(foreign_code.changes(model)) and not foreign_code.of_others(model)
     if call.ranks.broadcast(is_trusted and not way.num_slots):
         return Trial(dependence=call.kernels.why_none)
-    trial = once(
+    trial = _once(
         model,
         f"{way.name}, {num_rows} rows{', padded' if is_ragged else ''}{', static' if is_static else ''}",
         lambda: _try_width(call, way) if way.num_slots else _try(call, way, is_ragged),
         lambda why: Trial(f"could not be tested ({why})", is_wrong=bool(way.kernels)),
-        (_key(model), way.signature, weights.shapes(model) if way.num_slots else 0, torch.get_num_threads()),
+        (way.signature, weights.shapes(model) if way.num_slots else 0, torch.get_num_threads()),
     )
     return call.ranks.broadcast(trial)
 
 
 def are_right(call: Call) -> bool:
     """Return whether the kernels compute what PyTorch computes for single tokens, in calls without candidates."""
-    way, key = Way(call.kernels), (_key(call.model), len(call.kernels))
-    return once(call.model, "single tokens", lambda: not _is_wrong(call, way), lambda _: False, key)
+    way = Way(call.kernels)
+    return _once(call.model, "single tokens", lambda: not _is_wrong(call, way), lambda _: False, len(call.kernels))
 
 
 def _is_static(call: Call) -> bool:
     return static.is_static(caches.cache_in(call.model_kwargs))
 
 
-def _key(model: Any) -> Any:
-    """Return what the result depends on: layers, dtype, device, attention, and attributes that may be switches."""
-    kinds = *models.kinds_of(model), foreign_code.layers_of_others(model), foreign_code.functions(model)
-    if not (is_training(model) or foreign_code.has_unknown_code(model)):
-        return kinds
-    configs = vars(model.config), vars(model.config.get_text_config(decoder=True))
-    of_modules = (owner for each in modules(model) for owner in attributes(each))
-    owners = *of_modules, *foreign_code.switches_of_others(model), *configs
-    # Another thread's call may put a forward on a layer; those of other code are among `kinds`.
-    values = [value for owner in owners for name, value in [*owner.items()] if name not in _NO_SWITCHES]
-    return *kinds, tuple(v if isinstance(v, bool | float | str) else _described(v) for v in values)
+def _once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any) -> T:
+    """Run a trial, as `uag.hf.trials.once` does, also again if what may be a switch in the model changes."""
+    switches = Switches(model)
 
+    def run_and_compare() -> T:
+        try:
+            return run()
+        finally:
+            switches.ignore_changes(model)
 
-def _described(value: Any, is_inner: bool = False) -> Any:
-    """Return what may be a switch in a value: presence, names, flags, small integers, and whether it is 0."""
-    if isinstance(value, int):
-        return min(value, _MOST_COUNTED)
-    if isinstance(value, str | float):
-        return value if isinstance(value, str) else bool(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        names = (each for each in value if isinstance(each, str | bool))
-        return type(value), bool(value), (frozenset if isinstance(value, set | frozenset) else tuple)(names)
-    parts = value if isinstance(value, dict) else foreign_code.own_attributes(value)
-    if parts is None or is_inner:
-        return type(value)
-    of_names = {name: _described(each, is_inner=True) for name, each in [*parts.items()] if isinstance(name, str)}
-    return type(value), bool(parts), of_names
+    kinds = models.kinds_of(model), foreign_code.layers_of_others(model), foreign_code.functions(model)
+    return once(model, name, run_and_compare, failed, (switches, kinds, key))
 
 
 def _try(call: Call, way: Way, is_ragged: bool) -> Trial:

@@ -11,7 +11,7 @@ from typing import Any
 
 from uag.decoding import trial, ways
 from uag.decoding.call import Call
-from uag.decoding.target import Limits
+from uag.decoding.target import TRUST, Limits
 from uag.hf import blocks, foreign_code, models, passes, positions, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.recorded import RecordedTarget
@@ -20,8 +20,6 @@ from uag.hf.inspection import modules
 from uag.hf.processors import unknown_processors
 from uag.kernels import OwnKernels
 from uag.sampling import multinomial_is_argmax
-
-_TRUST = "if it treats each token independently, pass trust_changes=True to uag.Assistant or uag.install"
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Facts:
 def _plain_reasons(facts: Facts) -> Iterator[str]:
     call, model, limits = facts.call, facts.model, facts.limits
     if facts.change and not call.options.trust_changes:
-        yield (f"other code changes or observes the target's passes ({facts.change}; {_TRUST})")
+        yield f"other code changes or observes the target's passes ({facts.change}; {TRUST})"
     yield "with synced_gpus all ranks must run the same passes" if call.is_synced else ""
     if models.is_pipelined(model):
         yield "pipeline-parallel ranks without the first layer cannot verify candidates"
@@ -79,9 +77,6 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield one_token and f"the target {one_token}"
     media = next((name for name in passes.IN_EVERY_PASS if facts.kwargs.get(name) is not None), "")
     yield media and f"the target takes {media!r} in every pass"
-    if not call.options.trust_changes and (code := foreign_code.of_others(model)):
-        own = passes.own_inputs(model, call.input_ids, facts.kwargs)
-        yield own and f"{code} takes {own} in every pass, which its trial lacks ({_TRUST})"
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)

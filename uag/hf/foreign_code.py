@@ -93,20 +93,10 @@ def classes_of_others(model: Any) -> list[type]:
     return [base for base in bases if _root(base.__module__) not in _BASE | _STANDARD]
 
 
-def switches_of_others(model: Any) -> Iterator[dict[str, Any]]:
-    """Yield the attributes of these classes, and the global variables that their functions read."""
-    for kind in classes_of_others(model):
-        yield dict(vars(kind))
-        for function in vars(kind).values():
-            if isinstance(function, FunctionType):
-                known = function.__globals__
-                yield {name: known[name] for name in function.__code__.co_names if name in known}
-
-
-def own_attributes(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of a plain object of other code, such as the parameters of a steering vector."""
+def is_plain_object(value: Any) -> bool:
+    """Return whether a value is an object of other code with attributes, such as the parameters of a vector."""
     is_other = not (is_of_tested_package(type(value)) or isinstance(value, ModuleType) or callable(value))
-    return vars(value) if is_other and hasattr(value, "__dict__") else None
+    return is_other and hasattr(value, "__dict__")
 
 
 @per_call

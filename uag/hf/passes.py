@@ -1,5 +1,6 @@
 """transformers' code around a target's passes: preparation, masks, positions and options."""
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -116,9 +117,9 @@ def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) 
 _PER_ROW = {"input_ids", "attention_mask", "position_ids"}
 
 _KNOWN = {
-    *_PER_ROW, "cache_position", "use_cache", "logits_to_keep", "return_dict", "token_type_ids", "mm_token_type_ids",
-    "inputs_embeds", "encoder_outputs", "decoder_input_ids", "decoder_attention_mask", "decoder_position_ids",
-    "output_attentions", "output_hidden_states", _ROUTER,
+    *_PER_ROW, "cache_position", "use_cache", "logits_to_keep", "num_logits_to_keep", "return_dict", "token_type_ids",
+    "mm_token_type_ids", "inputs_embeds", "encoder_outputs", "decoder_input_ids", "decoder_attention_mask",
+    "decoder_position_ids", "output_attentions", "output_hidden_states", _ROUTER,
 }  # fmt: skip
 
 IN_EVERY_PASS = ("image_attention_mask", "image_pixel_values", "audio_input_features")
@@ -141,10 +142,13 @@ def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
     return prepared.get("position_ids") is not None and not others
 
 
-def own_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> str:
-    """Name the inputs of the passes after the prompt that only this model knows, such as a steering vector."""
+def foreign_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> str:
+    """Name the arguments of a pass after the prompt that only other code's classes know, such as a steering vector."""
     given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
-    unknown = given - _KNOWN - {*CACHE_INPUTS}
+    bases = [kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models.")]
+    forwards = [vars(kind)["forward"] for kind in bases if "forward" in vars(kind)]
+    names = {name for forward in forwards for name in inspect.signature(forward).parameters}
+    unknown = given - names - _KNOWN - {*CACHE_INPUTS}
     if not unknown:
         return ""
     prepared = model.prepare_inputs_for_generation(

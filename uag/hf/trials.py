@@ -14,13 +14,14 @@ from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
 
+_MOST_ANSWERS = 8  # of a trial: a model may change between as many states, such as adapters, without new trials
 _MAX_COPIED = 1 << 20  # elements of the largest tensor, list or dictionary that is restored
 _OF_PYTORCH = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 _SIGNS_OF_NO_MEMORY = ("MemoryError", "out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """Parts of errors that report that memory ran out; cuBLAS and the CPU's allocator raise plain runtime errors."""
 
-_known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, tuple[dict[str, list[Any]], dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 """By model: the answers of its trials with their keys, the keys of those that have raised once, and the lock."""
 
 _lock = forks.lock()
@@ -31,20 +32,20 @@ _stances: list[Any] = []  # PyTorch's before the first of these trials
 def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None) -> T:
     """Return the result of the trial `run` of a model, or what `failed` returns for an exception's description.
 
-    It runs at the first call, again if `key` changes, and once more if it raised. Compiled forwards run
-    eagerly. Only calls of the same model wait for it.
+    It runs at the first call, again for another `key`, and once more if it raised. Compiled forwards run eagerly.
+    Only calls of the same model wait for it.
     """
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     with _lock:
-        answers: dict[str, tuple[Any, T]]
-        answers, failures, lock = _known.setdefault(itself, ({}, {}, forks.turn()))
-    if (entry := answers.get(name)) and entry[0] == key:
-        return entry[1]
+        of_model, failures, lock = _known.setdefault(itself, ({}, {}, forks.turn()))
+        answers: list[tuple[Any, T]] = of_model.setdefault(name, [])
+    if found := [answer for known, answer in [*answers] if known == key]:
+        return found[0]
     with lock, without_trace(model), _eagerly(), torch.no_grad():
-        if (entry := answers.get(name)) and entry[0] == key:
-            return entry[1]
+        if found := [answer for known, answer in [*answers] if known == key]:
+            return found[0]
         try:
-            answers[name] = key, run()
+            answer = run()
         except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
             forks.let_pass(error)
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -52,8 +53,10 @@ def once(model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T]
             if is_first or any(sign in why for sign in _SIGNS_OF_NO_MEMORY):
                 failures[name] = key  # later, more memory may be free, or the device may work again
                 return failed(why[:140])
-            answers[name] = key, failed(why[:140])
-        return answers[name][1]
+            answer = failed(why[:140])
+        answers.append((key, answer))
+        del answers[:-_MOST_ANSWERS]
+        return answer
 
 
 @contextmanager
@@ -104,9 +107,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _keep(self, arguments: Any, values: dict[str, Any]) -> None:
         for argument in arguments:
             is_written, value = argument.alias_info and argument.alias_info.is_write, values.get(argument.name)
-            if is_written and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                storage = value.untyped_storage()._cdata  # of any kind of tensor, also without memory
-                self.changed.extend((each, each.clone()) for each in self._unchanged.pop(storage, ()))
+            for part in (value if isinstance(value, list | tuple) else [value]) if is_written else ():
+                if isinstance(part, torch.Tensor) and part.layout is torch.strided:
+                    storage = part.untyped_storage()._cdata  # of any kind of tensor, also without memory
+                    self.changed.extend((each, each.clone()) for each in self._unchanged.pop(storage, ()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         arguments = getattr(getattr(func, "_schema", None), "arguments", ())

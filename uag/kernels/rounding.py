@@ -43,7 +43,7 @@ _SUMS = {
 """Operations that compute every row in the same way, if the rows are of the same length, as many lie side by side, and
 their values are all or none adjacent."""
 
-_EXTREMES = {"aten::amax", "aten::amin", "aten::max", "aten::min"}  # moves, unless they compare all tokens
+_EXTREMES = {"aten::amax", "aten::amin", "aten::max", "aten::min"}  # moves, unless they compare all values
 
 _PUTS = {"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put"}  # moves, unless they add in any order
 
@@ -108,7 +108,7 @@ def _sizes(kind: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return None
     if kind == "put" and not (kwargs.get("accumulate") or args[3:4] == (True,)):
         return None
-    if kind == "extreme" and args[1:2] not in ((), ([],), ((),)):  # not that of all tokens
+    if kind == "extreme" and args[1:2] not in ((), ([],), ((),)):  # not of all values
         return None
     if kind == "norm":
         return tuple(args[1])

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from time import perf_counter
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.support.grids import covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
 from uag.decoding import trial
+from uag.hf.cache.caches import CACHE
 from uag.kernels import Watch, kernel, operations, recurrences, watching
 
 pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
@@ -278,49 +280,110 @@ def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 SWITCHES: list[str] = []  # a variable that a class reads
 
 
-class Layer(torch.nn.Module):
-    """Adds a vector to the last token of a pass, if a switch of some kind is on."""
+class Steerable(torch.nn.Module):
+    base, is_on = "", False
 
-    is_on, names = False, frozenset[str]()
+    @property
+    def by_variable(self) -> bool:
+        return bool(SWITCHES)
+
+
+class Layer(Steerable):
+    """Adds a vector to the last token of a pass, if a switch of some kind is on; counts and times its passes."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
-        self.block, self.mode, self.by_name, self.own = block, 0, {"on": False}, SimpleNamespace(scale=0.0)
+        self.block, self.mode, self.names, self.own = block, 0, {"some"}, SimpleNamespace(scale=0.0)
+        self.by_name: dict[str, Any] = {"on": False, "name": "none"}
         self.vector = 2 * torch.randn(block.weight.shape, generator=torch.Generator().manual_seed(0))
-        self.num_passes = 1000
+        self.width, self.num_passes, self.left, self.texts, self.times = 0, 0, 1000, list[str](), {"first": 0.0}
+        self.log = SimpleNamespace(last="")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.block(x)
-        self.num_passes += 1
-        if self.is_on or self.names or self.mode or self.by_name["on"] or self.own.scale or SWITCHES:
+        self.width, self.num_passes, self.left = x.shape[1], (self.num_passes + 1) % 5, self.left - 1
+        self.texts.append(str(x.shape))
+        self.times[str(x.shape)] = self.log.last = perf_counter()
+        is_steered = self.mode or self.by_variable or self.base or self.is_on or "other" in self.names
+        if is_steered or self.by_name["on"] or self.by_name["name"] == "vector" or self.own.scale:
             x = x.clone()
             x[:, -1] += self.vector
         return x
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        lambda layer, _: setattr(layer, "mode", 1),
-        lambda layer, _: layer.by_name.update(on=True),
-        lambda layer, _: setattr(layer.own, "scale", 1.0),
-        lambda layer, _: setattr(layer, "names", {"on"}),
-        lambda layer, patch: patch.setattr(Layer, "is_on", True),
-        lambda layer, patch: SWITCHES.append("on"),
-    ],
-)
-def test_a_switch_of_any_kind_is_tried_again(switch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    target = llama(dtype=torch.float32)
-    target.model.norm = layer = Layer(target.model.norm)
+SWITCHING: dict[str, Callable[[Layer, pytest.MonkeyPatch], object]] = {
+    "integer": lambda layer, _: setattr(layer, "mode", 1),
+    "flag in a dictionary": lambda layer, _: layer.by_name.update(on=True),
+    "string in a dictionary": lambda layer, _: layer.by_name.update(name="vector"),
+    "number of an object": lambda layer, _: setattr(layer.own, "scale", 1.0),
+    "name in a set": lambda layer, _: layer.names.add("other"),
+    "attribute of a class": lambda _, patch: patch.setattr(Layer, "is_on", True),
+    "attribute of a base": lambda _, patch: patch.setattr(Steerable, "base", "on"),
+    "variable": lambda _, patch: patch.setitem(globals(), "SWITCHES", ["on"]),
+}
+
+
+@pytest.mark.parametrize("kind", SWITCHING)
+def test_a_switch_of_any_kind_is_tried_again_and_what_passes_change_is_not(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = llama(dtype=torch.float32).eval()
+    target.model.norm = layer = Layer(target.model.norm).eval()
     tries = counted_tries(monkeypatch)
+    for share in (1.0, 0.5, 1.0):
+        assert run(target, share)[1].num_accepted_tokens
+    assert len(tries) == 1
+    SWITCHING[kind](layer, monkeypatch)
+    assert check_kept(target, "computes different logits for a block").num_candidate_tokens == 0
+
+
+def test_a_switch_back_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tries = llama(Switched), counted_tries(monkeypatch)
+    for extra in (None, functional.relu, None, functional.relu):
+        target.extra = extra
+        run(target)
+    assert len(tries) == 2
+
+
+class Strange:
+    """An object that raises errors when it is read."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class StrangeList(list[int]):
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+
+def test_attributes_that_cannot_be_read_are_no_errors() -> None:
+    target = llama(Switched)
+    target.strange, target.strange_list = Strange(), StrangeList([1])
     assert run(target, 1.0)[1].num_accepted_tokens
-    run(target, 1.0)
-    assert len(tries) == 1  # although passes are counted
-    try:
-        switch(layer, monkeypatch)
-        assert check_kept(target, "computes different logits for a block").num_candidate_tokens == 0
-    finally:
-        SWITCHES.clear()
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.block(*args, **kwargs)
+
+
+def test_arguments_of_transformers_own_classes_are_known_beside_layers_of_others() -> None:
+    target = tiny_model("gpt2", 600, add_cross_attention=True)
+    target.transformer.h[0] = Wrapped(target.transformer.h[0])
+    states = torch.randn(1, 3, target.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = left_padded(PROMPTS[:1]) | WANTED | {"encoder_hidden_states": states}
+    expected = target.generate(**given).sequences
+    drafter = SharedDrafter(expected[:, -NEW:].tolist(), target.config.vocab_size, 1.0)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=7)
+    assert torch.equal(assistant.generate(target, **given).sequences, expected)
+    assert assistant.stats.num_accepted_tokens
 
 
 def test_calls_that_overlap_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,16 +415,33 @@ class Keyword(LlamaForCausalLM):
 
 
 class Prompted(Keyword):
-    """Reads the argument in the prompt's pass only, as others read pictures."""
+    """Reads the argument in the prompt's pass only, which it knows by its cache, as others read pictures."""
 
     def prepare_inputs_for_generation(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         prepared = super().prepare_inputs_for_generation(input_ids, attention_mask=attention_mask, **kwargs)
-        return prepared if kwargs.get("is_first_iteration") else prepared | {"steer": None}
+        is_first = kwargs[CACHE].get_seq_length() == 0
+        return prepared if is_first else prepared | {"steer": None}
+
+
+class Counting(Keyword):
+    """The same, known by a flag that the first pass sets."""
+
+    is_read = False
+
+    def prepare_inputs_for_generation(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        prepared = super().prepare_inputs_for_generation(input_ids, attention_mask=attention_mask, **kwargs)
+        is_first, self.is_read = not self.is_read, True
+        return prepared if is_first else prepared | {"steer": None}
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "is_plain"),
-    [(Keyword, {}, True), (Keyword, {"trust_changes": True}, False), (Prompted, {}, False)],
+    [
+        (Keyword, {}, True),
+        (Keyword, {"trust_changes": True}, False),
+        (Prompted, {}, False),
+        (Counting, {}, False),
+    ],
 )
 def test_arguments_that_the_trial_lacks_are_trusted_or_refused(
     kind: type, options: dict[str, Any], is_plain: bool
@@ -369,7 +449,7 @@ def test_arguments_that_the_trial_lacks_are_trusted_or_refused(
     target = llama(kind, torch.float32)
     vector = torch.randn(target.config.vocab_size, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = left_padded(PROMPTS[:1]) | WANTED | {"steer": vector}
-    expected = target.generate(**given).sequences
+    expected = copy.deepcopy(target).generate(**given).sequences
     drafter = SharedDrafter(expected[:, -NEW:].tolist(), target.config.vocab_size, 1.0)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=7, **options)
     assert torch.equal(assistant.generate(target, **given).sequences, expected)

@@ -28,13 +28,16 @@ class Stateful(nn.Module):
         self.length: torch.Tensor | int = 4
         self.lengths, self.memo = [1], {"a": 1}
         whole = torch.ones(3, 3)
-        self.weight, self.scale = (nn.Parameter(part, requires_grad=False) for part in (whole[:2], whole[2:]))
+        parts = whole[:2], whole[2:], torch.ones(1), torch.ones(1)  # two share a storage
+        self.weight, self.scale, self.own, self.listed = (nn.Parameter(part, requires_grad=False) for part in parts)
 
     def forward(self, size: int) -> torch.Tensor:
         self.made = size
         self.weight.div_(2)
         self.weight[0].add_(1)
-        torch.add(self.scale, 1, out=self.scale.data)
+        self.scale.add_(1)
+        torch._foreach_add_([self.listed], 1)
+        torch.add(self.own, 1, out=self.own.data)
         self.lengths.append(size)
         self.memo["b"] = self.memo.pop("a") + size
         self._buffers["made too"] = torch.zeros(size)
@@ -53,7 +56,12 @@ def test_attributes_and_buffers_are_put_back() -> None:
         assert model.table.shape == (5,)
     assert [model.table is table, model.loose is loose, model.lengths is lengths, model.memo is memo] == [True] * 4
     assert (lengths, memo, list(model._buffers), hasattr(model, "made")) == ([1], {"a": 1}, ["table"], False)
-    assert (model.weight.tolist(), model.scale.tolist()) == ([[1.0] * 3] * 2, [[1.0] * 3])
+    assert (model.weight.tolist(), model.scale.tolist(), model.own.item(), model.listed.item()) == (
+        [[1.0] * 3] * 2,
+        [[1.0] * 3],
+        1.0,
+        1.0,
+    )
     assert (table.tolist(), loose.tolist(), model.length) == ([0.0, 0.0, 0.0], [0.0, 0.0], 4)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -88,10 +96,14 @@ def test_an_experiment_runs_once_for_each_key() -> None:
         return f"run {len(runs)}"
 
     assert [once(model, "a", run, describe, key) for key in (1, 1, 2, 2)] == ["run 1", "run 1", "run 2", "run 2"]
-    assert once(model, "a", run, describe, 1) == "run 3"
-    assert once(model, "b", run, describe) == "run 4"
-    assert runs == [False] * 4
+    assert once(model, "a", run, describe, 1) == "run 1"
+    assert once(model, "b", run, describe) == "run 3"
+    assert runs == [False] * 3
     assert model.length == 4
+    for key in range(3, 10):  # the first answers are forgotten
+        once(model, "a", run, describe, key)
+    assert once(model, "a", run, describe, 2) == "run 2"
+    assert once(model, "a", run, describe, 1) == "run 11"
 
 
 NO_MEMORY: list[Exception] = [torch.OutOfMemoryError("too large")]
