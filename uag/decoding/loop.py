@@ -122,8 +122,6 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
                 target.give_up()
                 raise
             passes_of.keep(outcome)
-            if outcome.is_prefill and not call.options.trust_changes:
-                target.refuse_foreign_inputs(rows)
             drafts.learn(replace(outcome, candidates=offered))
             accepting.stream()  # last: if a streamer raises, the cache has been rolled back
             if rows.have_ended():

@@ -111,7 +111,9 @@ class Target:
         self.model = call.model
         self._recorded = recorded
         self.watch = watch or Watch()
-        self.may_verify = True
+        is_foreign = foreign_code.of_others(call.model) and not call.options.trust_changes
+        self._foreign = passes.foreign_arguments(call.model, call.model_kwargs) if is_foreign else set[str]()
+        self.may_verify = not self._foreign  # the first pass after the prompt shows whether it has such arguments
         self.kernels = kernels
         self.config = call.generation_config
         self.kwargs = dict(call.model_kwargs)  # advanced by every pass; the call's own stay as they are
@@ -180,15 +182,17 @@ class Target:
         inputs = self.model.prepare_inputs_for_generation(
             ids, next_sequence_length=self.last_width, is_first_iteration=False, **kwargs
         )
+        if self._foreign:
+            self._look_for_foreign(inputs)
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
 
-    def refuse_foreign_inputs(self, rows: Rows) -> None:
+    def _look_for_foreign(self, inputs: dict[str, Any]) -> None:
         """Verify no candidates in this call if its passes have arguments that the target's trial lacks."""
-        if not foreign_code.of_others(self.model):
-            return
-        if names := passes.foreign_inputs(self.model, rows.buffer[:, : rows.length(0)], self.kwargs):
-            self.may_verify = False
-            why = f"the target takes {names} in every pass, which the trial of the target lacks ({TRUST})"
+        names = sorted(name for name in self._foreign if inputs.get(name) is not None)
+        self._foreign = set()
+        self.may_verify = not names
+        if names:
+            why = f"the target takes {', '.join(map(repr, names))} in every pass, which its trial lacks ({TRUST})"
             self.stats.fall_back(f"{why}, so this call falls back to plain decoding")
 
     def _catch_up(self, rows: Rows) -> float:

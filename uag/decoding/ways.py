@@ -13,7 +13,7 @@ from uag.decoding import trial
 from uag.decoding.call import Call
 from uag.decoding.target import Limits
 from uag.decoding.trial import Trial, Way
-from uag.hf import blocks, models, positions
+from uag.hf import blocks, foreign_code, models, passes, positions
 from uag.hf.cache import caches, static
 from uag.hf.cache.recorded import RecordedTarget
 from uag.hf.devices import graphs_of
@@ -105,6 +105,8 @@ def _refusals(call: Call) -> Iterator[str]:
         yield "the caller passed a cache, which may have another length"
     layers = models.default_cache_refusals(model) or models.layers_other_than(caches.WITH_KEYS, model)
     yield layers and f"the target's cache has layers without a fixed length ({layers})"
+    if foreign_code.of_others(model) and (names := passes.foreign_arguments(model, call.model_kwargs)):
+        yield f"the target may take {', '.join(sorted(names))} in every pass, which its trial lacks"
     if blocks.has_experts(model):  # the trial finds their differences in float32, but in bfloat16 not always
         yield "the target has experts, and how many tokens each gets depends on the other tokens"
     if (attention := models.attention_of(model)) not in _SAME_FOR_ALL_LENGTHS:

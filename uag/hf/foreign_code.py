@@ -79,11 +79,12 @@ def of_others(model: Any) -> str:
 
 
 @per_call
-def functions(model: Any) -> tuple[FunctionType, ...]:
-    """Return the functions that a model's classes in transformers call by name; other code may replace them."""
+def functions(model: Any) -> tuple[Any, ...]:
+    """Return weak references to what a model's classes in transformers call by name; other code may replace it."""
     names = dict.fromkeys(type(module).__module__ for module in modules(model))
     places = [vars(sys.modules[name]) for name in names if name.startswith("transformers.models.")]
-    return tuple(value for place in places for value in list(place.values()) if isinstance(value, FunctionType))
+    functions = (value for place in places for value in list(place.values()) if isinstance(value, FunctionType))
+    return tuple(map(weakref.ref, functions))
 
 
 def classes_of_others(model: Any) -> list[type]:

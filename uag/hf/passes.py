@@ -142,19 +142,12 @@ def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
     return prepared.get("position_ids") is not None and not others
 
 
-def foreign_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> str:
-    """Name the arguments of a pass after the prompt that only other code's classes know, such as a steering vector."""
+def foreign_arguments(model: Any, model_kwargs: dict[str, Any]) -> set[str]:
+    """Return which arguments only other code's classes may know, such as a steering vector."""
     given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
     bases = [kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models.")]
     forwards = [vars(kind)["forward"] for kind in bases if "forward" in vars(kind)]
-    names = {name for forward in forwards for name in inspect.signature(forward).parameters}
-    unknown = given - names - _KNOWN - {*CACHE_INPUTS}
-    if not unknown:
-        return ""
-    prepared = model.prepare_inputs_for_generation(
-        input_ids, next_sequence_length=1, is_first_iteration=False, **model_kwargs
-    )
-    return ", ".join(sorted(repr(name) for name in unknown if prepared.get(name) is not None))
+    return given - _KNOWN - {*CACHE_INPUTS} - {name for each in forwards for name in inspect.signature(each).parameters}
 
 
 def pad_id(config: Any) -> int | None:

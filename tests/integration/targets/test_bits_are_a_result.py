@@ -277,7 +277,14 @@ def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return tries
 
 
-SWITCHES: list[str] = []  # a variable that a class reads
+class Controller:
+    def __init__(self) -> None:
+        self.is_on, self.num_calls = False, 0
+
+
+SWITCHES: list[str] = []  # variables that a class reads
+CONTROLLER = Controller()
+name = ""  # one that it does not read, although an attribute has this name
 
 
 class Steerable(torch.nn.Module):
@@ -287,24 +294,35 @@ class Steerable(torch.nn.Module):
     def by_variable(self) -> bool:
         return bool(SWITCHES)
 
+    @staticmethod
+    def by_controller() -> bool:
+        CONTROLLER.num_calls += 1
+        return CONTROLLER.is_on
+
 
 class Layer(Steerable):
     """Adds a vector to the last token of a pass, if a switch of some kind is on; counts and times its passes."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, config: Any) -> None:
         super().__init__()
         self.block, self.mode, self.names, self.own = block, 0, {"some"}, SimpleNamespace(scale=0.0)
-        self.by_name: dict[str, Any] = {"on": False, "name": "none"}
+        self.by_name: dict[str, Any] = {"on": False, "name": "none", "calls": 0}
         self.vector = 2 * torch.randn(block.weight.shape, generator=torch.Generator().manual_seed(0))
         self.width, self.num_passes, self.left, self.texts, self.times = 0, 0, 1000, list[str](), {"first": 0.0}
-        self.log = SimpleNamespace(last="")
+        self.log, self.own.name, self.config = SimpleNamespace(last=""), "", config
+        self.widths = dict[str, int]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.block(x)
         self.width, self.num_passes, self.left = x.shape[1], (self.num_passes + 1) % 5, self.left - 1
-        self.texts.append(str(x.shape))
+        self.texts.append(str(x.shape) + self.own.name)
+        self.by_name["calls"] += 1
         self.times[str(x.shape)] = self.log.last = perf_counter()
-        is_steered = self.mode or self.by_variable or self.base or self.is_on or "other" in self.names
+        is_steered: Any = self.mode or self.by_variable or self.base or self.is_on or "other" in self.names
+        if "later" not in vars(self):
+            self.later, self.flag = None, False
+        self.widths[str(x.shape)] = self.widths.get(str(x.shape), 0) + 1
+        is_steered = is_steered or self.by_controller() or self.config.is_steered or self.later or self.flag
         if is_steered or self.by_name["on"] or self.by_name["name"] == "vector" or self.own.scale:
             x = x.clone()
             x[:, -1] += self.vector
@@ -320,6 +338,10 @@ SWITCHING: dict[str, Callable[[Layer, pytest.MonkeyPatch], object]] = {
     "attribute of a class": lambda _, patch: patch.setattr(Layer, "is_on", True),
     "attribute of a base": lambda _, patch: patch.setattr(Steerable, "base", "on"),
     "variable": lambda _, patch: patch.setitem(globals(), "SWITCHES", ["on"]),
+    "variable beside a counter": lambda _, patch: patch.setattr(CONTROLLER, "is_on", True),
+    "attribute that passes make": lambda layer, _: setattr(layer, "later", "on"),
+    "flag that passes make": lambda layer, _: setattr(layer, "flag", True),
+    "configuration": lambda layer, _: setattr(layer.config, "is_steered", True),
 }
 
 
@@ -328,9 +350,11 @@ def test_a_switch_of_any_kind_is_tried_again_and_what_passes_change_is_not(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = llama(dtype=torch.float32).eval()
-    target.model.norm = layer = Layer(target.model.norm).eval()
+    target.config.is_steered = False
+    target.model.norm = layer = Layer(target.model.norm, target.config).eval()
     tries = counted_tries(monkeypatch)
-    for share in (1.0, 0.5, 1.0):
+    for share, text in ((1.0, "one"), (0.5, "other"), (1.0, "last")):
+        monkeypatch.setitem(globals(), "name", text)
         assert run(target, share)[1].num_accepted_tokens
     assert len(tries) == 1
     SWITCHING[kind](layer, monkeypatch)
@@ -424,14 +448,27 @@ class Prompted(Keyword):
 
 
 class Counting(Keyword):
-    """The same, known by a flag that the first pass sets."""
+    """The same, known by a count of its preparations."""
 
-    is_read = False
+    num_prepared = 0
 
     def prepare_inputs_for_generation(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         prepared = super().prepare_inputs_for_generation(input_ids, attention_mask=attention_mask, **kwargs)
-        is_first, self.is_read = not self.is_read, True
-        return prepared if is_first else prepared | {"steer": None}
+        self.num_prepared += 1
+        return prepared if self.num_prepared == 1 else prepared | {"steer": None}
+
+
+class Scheduled(Keyword):
+    """Reads another vector in each pass."""
+
+    num_prepared = 0
+
+    def prepare_inputs_for_generation(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        prepared = super().prepare_inputs_for_generation(input_ids, attention_mask=attention_mask, **kwargs)
+        self.num_prepared += 1
+        return (
+            prepared if kwargs.get("steer") is None else prepared | {"steer": self.num_prepared % 3 * kwargs["steer"]}
+        )
 
 
 @pytest.mark.parametrize(
@@ -441,6 +478,7 @@ class Counting(Keyword):
         (Keyword, {"trust_changes": True}, False),
         (Prompted, {}, False),
         (Counting, {}, False),
+        (Scheduled, {}, True),
     ],
 )
 def test_arguments_that_the_trial_lacks_are_trusted_or_refused(
@@ -453,6 +491,7 @@ def test_arguments_that_the_trial_lacks_are_trusted_or_refused(
     drafter = SharedDrafter(expected[:, -NEW:].tolist(), target.config.vocab_size, 1.0)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=7, **options)
     assert torch.equal(assistant.generate(target, **given).sequences, expected)
+    assert getattr(target, "num_prepared", 0) in (0, assistant.stats.num_target_forwards)
     assert (assistant.stats.num_accepted_tokens == 0) == is_plain
     assert ("takes 'steer' in every pass" in "; ".join(assistant.stats.fallbacks)) == is_plain
 
