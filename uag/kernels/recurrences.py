@@ -76,7 +76,7 @@ def _mamba_token(function: _Function, state: torch.Tensor, *args: torch.Tensor, 
 def _mamba_block(step: _Function, function: _Function, *args: torch.Tensor, initial_states: Any, **kwargs: Any) -> Any:
     """Run Mamba 2 token by token after a state, for as many tokens as the kernels serve; otherwise as it is."""
     x, dt, a, b, c = args
-    if initial_states is None:
+    if initial_states is None or operations.state.most_rows != operations.ANY:  # of a prompt, which is PyTorch's
         return function(*args, initial_states=initial_states, **kwargs)
     if not operations.is_usual(dt):
         operations.pass_on("mamba2_chunk_scan")

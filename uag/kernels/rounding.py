@@ -27,7 +27,7 @@ _MOVES = {
     "aten::index_fill", "aten::index_fill_", "aten::index_select",
     "aten::item", "aten::lift_fresh", "aten::masked_fill_", "aten::masked_scatter", "aten::masked_scatter_",
     "aten::masked_select", "aten::new_empty", "aten::new_empty_strided", "aten::new_full",
-    "aten::new_ones", "aten::new_zeros", "aten::nonzero", "aten::ones_like", "aten::repeat",
+    "aten::new_ones", "aten::new_zeros", "aten::nonzero", "aten::ones_like", "aten::pad", "aten::repeat",
     "aten::repeat_interleave", "aten::roll", "aten::scatter", "aten::scatter_", "aten::select_scatter",
     "aten::slice_copy", "aten::slice_scatter", "aten::sort", "aten::split_with_sizes_copy", "aten::stack",
     "aten::topk", "aten::tril", "aten::tril_", "aten::triu", "aten::triu_", "aten::zero_", "aten::zeros_like",

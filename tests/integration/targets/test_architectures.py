@@ -185,6 +185,20 @@ def test_limits_of_time_steps_in_blocks_need_the_kernels(name: str) -> None:
     assert any("after its recurrent state" in reason for reason in assistant.stats.fallbacks)
 
 
+@pytest.mark.parametrize("name", sorted(LIMITED))
+@pytest.mark.parametrize("size", [2, 4])
+def test_plain_decoding_reads_parts_of_a_prompt_with_these_limits(name: str, size: int) -> None:
+    model_type, options = STATEFUL[name]
+    target, given = copy.deepcopy(tiny_model(model_type, 300, **options)), left_padded(PROMPTS[:1]) | GREEDY
+    norm = "norm_f" if name == "nemotron_h" else "final_layernorm"
+    setattr(target.model, norm, torch.nn.Sequential(getattr(target.model, norm), torch.nn.Mish()))  # rounds by place
+    given |= {"prefill_chunk_size": size, "return_dict_in_generate": True, "output_logits": True}
+    expected = target.generate(**given).logits[0]
+    assistant = uag.Assistant(None, drafter=OracleDrafter([[]], 300), draft_independent=True)
+    torch.testing.assert_close(assistant.generate(target, **given).logits[0], expected)
+    assert "aten::mish" in "; ".join(assistant.stats.fallbacks) or not kernel.LEVEL
+
+
 @covering(
     "name, num_rows, options, spoil", sorted(STATEFUL.keys() - FORGETFUL), (1, 3), (GREEDY, SAMPLED), (2, 5), strength=1
 )
