@@ -24,6 +24,7 @@ from tests.support.forked import elsewhere, interrupted
 from tests.support.grids import covering
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
+from tests.support.wrappers import Around
 from uag.decoding import trial
 from uag.hf.cache.caches import CACHE
 from uag.kernels import Watch, kernel, operations, recurrences, watching
@@ -389,18 +390,9 @@ def test_attributes_that_cannot_be_read_are_no_errors() -> None:
     assert run(target, 1.0)[1].num_accepted_tokens
 
 
-class Wrapped(torch.nn.Module):
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.block(*args, **kwargs)
-
-
 def test_arguments_of_transformers_own_classes_are_known_beside_layers_of_others() -> None:
-    target = tiny_model("gpt2", 600, add_cross_attention=True)
-    target.transformer.h[0] = Wrapped(target.transformer.h[0])
+    target = copy.deepcopy(tiny_model("gpt2", 600, add_cross_attention=True))
+    target.transformer.h[0] = Around(target.transformer.h[0])
     states = torch.randn(1, 3, target.config.hidden_size, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = left_padded(PROMPTS[:1]) | WANTED | {"encoder_hidden_states": states}
     expected = target.generate(**given).sequences
