@@ -15,6 +15,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, draft_options, left_padded, pair, seeded
 from tests.support.forked import elsewhere, forked, needs_fork
 from tests.support.grids import covering
+from tests.support.kernels import needs_kernels
 from tests.support.models import tiny_target
 from uag.drafting import PromptLookup
 
@@ -78,6 +79,7 @@ def _uninstalled() -> Iterator[None]:
     uag.uninstall()
 
 
+@needs_kernels
 @covering("door, options", DOORS.values(), (GREEDY, SAMPLED), strength=1)
 def test_a_fork_in_another_threads_call(door: Callable[[Any], Callable[..., Any]], options: dict[str, Any]) -> None:
     target = tiny_target("llama")[0]

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded, pair
 from tests.support.forked import ringing
+from tests.support.kernels import needs_kernels
 from uag import bench, loading, ray
 from uag.drafting import PromptLookup
 from uag.drafting.drafter import Ask
@@ -102,6 +103,7 @@ def test_in_any_pass(ring: Callable[[], None], who: str, is_later: bool) -> None
         run(number)
 
 
+@needs_kernels
 def test_while_a_decoder_is_made(ring: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     draft = copy.deepcopy(pair()[2])
     for module, name in ((decoders, "describe"), (decoders, "Decoder")):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.kernels import needs_kernels
 from tests.support.served import plain_text
 from tests.support.served import run_cli as run
 from tests.support.trained import demo, small
@@ -91,6 +92,7 @@ def test_sampling_bench_refuses_only_what_differs() -> None:
     assert (records["transformers"].refusal or "").startswith("differs from plain decoding at row 0")
 
 
+@needs_kernels
 def test_draft_independent_bench_compares_with_uag_without_a_draft(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--draft-independent --dtype bfloat16 --num-prompts 2 --max-new-tokens 16 --trials 1 --arm uag --json"
     code, out, _ = run(capsys, "bench", *SMALL[1::2], *flags.split())

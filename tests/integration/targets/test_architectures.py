@@ -107,10 +107,13 @@ def test_a_draft_of_another_tokenizer(name: str) -> None:
 @covering("name, num_rows", ARCHITECTURES, (3, 1), strength=1)
 def test_the_targets_own_text_with_a_fifth_spoiled(name: str, num_rows: int) -> None:
     target, tokenizer, _, _ = models(name)
-    drafter = OracleDrafter(outputs_of(name, num_rows), target.get_output_embeddings().weight.shape[0])
+    drafter, other = (
+        OracleDrafter(outputs_of(name, num_rows), target.get_output_embeddings().weight.shape[0]) for _ in range(2)
+    )
     assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
     given: dict[str, Any] = {**inputs_for(name, num_rows), "max_new_tokens": NEW, "do_sample": False}
-    uag.Assistant(None).generate(target, **given | {"max_new_tokens": 2})  # runs the trial, whose passes do not count
+    first = uag.Assistant(None, None, tokenizer, drafter=other, num_candidate_tokens=4)
+    first.generate(target, **given | {"max_new_tokens": 2})  # runs the trial, whose passes do not count
     ids, num_passes = count_passes(target, lambda: assistant.generate(target, **given))
     assert ids.tolist() == plain(name, num_rows).tolist()
     stats = assistant.stats

@@ -12,6 +12,7 @@ from tests.support.calls import GREEDY, NEW, PROMPTS, compare, left_padded
 from tests.support.class_inputs import inputs_of
 from tests.support.configurations import build, examine, sweep
 from tests.support.grids import covering
+from tests.support.kernels import needs_kernels
 from tests.support.models import spread, tiny_model
 from tests.support.tiny_classes import class_names, tiny_config
 from tests.support.walk import SharedDrafter
@@ -61,6 +62,7 @@ def test_a_router_that_depends_on_the_pass_falls_back_with_the_reason(name: str,
     assert "; ".join(stats.fallbacks).count(reason) == 1 or "draws random numbers at every pass" in stats.fallbacks[0]
 
 
+@needs_kernels
 @pytest.mark.parametrize("is_in_config", [False, True])
 def test_router_logits_that_serve_a_training_loss_do_not_end_a_call(is_in_config: bool) -> None:
     model = built("OlmoeForCausalLM", output_router_logits=is_in_config)

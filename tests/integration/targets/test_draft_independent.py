@@ -10,15 +10,14 @@ import uag
 from tests.support.calls import batch, draft_options, left_padded, pair
 from tests.support.differences import differences
 from tests.support.grids import covering
+from tests.support.kernels import needs_kernels
 from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_of_class, tiny_target
 from tests.support.walk import SharedDrafter, independence_of
 from uag.errors import OptionError
 from uag.hf import required_names
 from uag.hf.cache.caches import CACHE
-from uag.kernels import kernel
 
 PLAIN: dict[str, Any] = {"own_kernels": False, "draft_independent": True}
-needs_kernels = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 ROWS = [[5, 9, 2, 7, 11, 3, 8], [4, 6, 10], [12, 3, 5, 9, 6]]
@@ -97,6 +96,7 @@ def test_functions_of_single_classes_are_identical(name: str) -> None:
     assert independence_of(name, tiny_of_class(name), [torch.float32, torch.bfloat16]) == "yes"
 
 
+@needs_kernels
 def test_mixture_whose_first_token_rounding_sends_to_other_experts_keeps_its_kernels() -> None:
     """In bfloat16, this model's first token is such a token, on some processors."""
     name = "Qwen3VLMoeForConditionalGeneration"

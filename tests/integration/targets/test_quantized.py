@@ -12,6 +12,7 @@ from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dy
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
 from tests.support.grids import ROWS_AND_MODES, covering
+from tests.support.kernels import needs_kernels
 from uag.errors import PairError
 from uag.hf import models, weights
 
@@ -114,6 +115,7 @@ def test_a_scale_for_each_token_is_no_coarser_than_bfloat16(is_per_token: bool) 
     assert {dtype for dtype, name in found.items() if not name} == fine
 
 
+@needs_kernels
 @ROWS_AND_MODES
 def test_quantized_weights_alone_are_drafted_for(num_rows: int, options: dict[str, Any]) -> None:
     target = packed(pair()[0])

@@ -8,6 +8,7 @@ from transformers import DynamicCache, StaticCache
 
 from tests.support.callers import Watches
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, left_padded, pair
+from tests.support.kernels import needs_kernels
 from uag.decoding import loop
 from uag.decoding.verdict import Verdict, examine
 from uag.hf.cache.caches import CACHE
@@ -36,6 +37,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@needs_kernels
 def test_an_ordinary_call_is_assisted_row_by_row(decided: Any) -> None:
     assert decided() == Verdict()
     assert decided(3) == Verdict()
