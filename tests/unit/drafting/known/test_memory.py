@@ -42,7 +42,7 @@ def in_threads(work: Callable[[int], None]) -> None:
 
 @contextmanager
 def switching_threads() -> Iterator[None]:
-    """Let another thread run in the middle of what builds many objects; Python's parser cannot bear it before 3.12."""
+    """Let another thread run in the middle of what builds many objects; Python 3.11.7's parser cannot bear it."""
 
     def sleep(*_: object) -> None:
         time.sleep(0)
