@@ -11,10 +11,10 @@ import torch
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, draft_in_one_call, left_padded, pair
 from tests.support.grids import covering
+from tests.support.kernels import needs_kernels
 from uag.hf.decoder import describe
-from uag.kernels import kernel
 
-pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+pytestmark = needs_kernels
 
 
 @pytest.fixture(autouse=True)

@@ -23,12 +23,13 @@ from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, draft_in_
 from tests.support.calls import pair as pair_on_cpu
 from tests.support.device import DEVICE, random_state
 from tests.support.grids import ROWS_AND_MODES, covering
+from tests.support.kernels import needs_kernels
 from tests.support.models import HYBRID_DRAFTS, tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import Ask
 from uag.errors import OptionError
 from uag.hf.devices import default_generator, graphs_of, synchronize
-from uag.kernels import kernel, operations
+from uag.kernels import operations
 from uag.proposal import Proposal
 from uag.sampling import multinomial_is_argmax
 
@@ -142,7 +143,7 @@ def test_default_device_changes_nothing(place: Any, num_rows: int, options: dict
     assert assistant.stats.num_accepted_tokens > 0
 
 
-@pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+@needs_kernels
 @covering("draft, num_rows, is_opened_there", ("copy", "model", "file"), (1, 3), (True, False))
 def test_default_device_leaves_drafts_of_the_kernels_on_the_cpu(
     draft: str, num_rows: int, is_opened_there: bool, tmp_path: Path

@@ -22,6 +22,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, left_padded
 from tests.support.forked import elsewhere, interrupted
 from tests.support.grids import covering
+from tests.support.kernels import needs_kernels
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.walk import SharedDrafter
 from tests.support.wrappers import Around
@@ -29,7 +30,7 @@ from uag.decoding import trial
 from uag.hf.cache.caches import CACHE
 from uag.kernels import Watch, kernel, operations, recurrences, watching
 
-pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+pytestmark = needs_kernels
 NEW = 14
 WANTED: dict[str, Any] = GREEDY | {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_logits": True}
 PROMISE = {"draft_independent": True}

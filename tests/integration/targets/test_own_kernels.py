@@ -11,12 +11,13 @@ import uag
 from tests.support.callers import raises_at
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded
 from tests.support.grids import covering
+from tests.support.kernels import needs_kernels
 from tests.support.models import tiny_model, tiny_of_class
 from uag.hf import devices
 from uag.kernels import FEW_ROWS, kernel
 
 pytestmark = [
-    pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built"),
+    needs_kernels,
     pytest.mark.usefixtures("layer_by_layer"),
 ]
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from uag.kernels import functions, kernel, operations
+from tests.support.kernels import needs_kernels
+from uag.kernels import functions, operations
 
-pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

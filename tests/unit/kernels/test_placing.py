@@ -17,12 +17,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from tests.support.forked import interrupted
+from tests.support.kernels import needs_kernels
 from uag.hf import devices
 from uag.kernels import OwnKernels, kernel, operations, placing, switched
 
 SIZE = 48
 
-pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+pytestmark = needs_kernels
 
 
 class OwnLinear(nn.Linear):

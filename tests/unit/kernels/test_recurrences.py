@@ -9,13 +9,14 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
+from tests.support.kernels import needs_kernels
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from uag.hf.cache.caches import CACHE_INPUTS
 from uag.hf.inspection import modules
 from uag.hf.wrapped import inputs_of
 from uag.kernels import OwnKernels, kernel, recurrences
 
-pytestmark = pytest.mark.skipif(not kernel.LEVEL, reason="no kernels were built")
+pytestmark = needs_kernels
 
 NAMES = "lfm2", "qwen3_5", "mamba2", "granitemoehybrid"
 IDS = torch.arange(3, 40)[None]
